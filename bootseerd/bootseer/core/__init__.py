@@ -1,0 +1,1 @@
+"""Leaf package: errors, units, wire records, paths. Imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""FUSE operations and the worker process."""
