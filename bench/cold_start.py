@@ -1,0 +1,100 @@
+"""How fast does a training image start? ``python -m bench.cold_start`` (root; a few minutes a link).
+
+Until ``python3 -c "import torch"`` in a 1-2 GB image has printed, with the origin behind a rate limit and a round
+trip, on a node that has nothing of the image:
+
+- ``full``: download the layer (tar.gz), verify its digest, unpack, run: what a container engine does;
+- ``lazy``: our mount, every chunk on demand, nothing recorded;
+- ``record``: the same with the recorder on;
+- ``prefetch``: our mount, hot chunks prefetched in first-use order from the traces of earlier starts;
+- ``warm``: the hot chunks are on the node already.
+
+The bound of a start that knows its hot chunks is ``T* = T_warm + max(0, max_i(R + C_i/B - t_i))``: R the round
+trip, C_i the bytes to fetch up to chunk i in first-use order, B the bandwidth, t_i when the warm start first
+needs chunk i (all from the same run). Rounds are interleaved; figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import _rootfs
+from bench._network import Link, origin_behind
+from bench._node import Node, node
+from bench._report import Figure, report
+
+LINKS = (Link(1_000_000_000, 0.002), Link(100_000_000, 0.020))
+COMMAND = ("python3", "-c", "import torch; print('torch', torch.__version__, flush=True)")
+RECORDINGS = 3  # how many starts the prefetch plan is merged from, as a node would have after three starts
+
+
+@dataclass
+class Times:
+    """Seconds from the command line to the first output, one entry per round."""
+
+    full: list[float] = field(default_factory=list)
+    lazy: list[float] = field(default_factory=list)
+    record: list[float] = field(default_factory=list)
+    prefetch: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+    bound: list[float] = field(default_factory=list)
+    hot_bytes: int = 0
+    prefetch_statistics: dict[str, object] = field(default_factory=dict)
+
+
+def build_origin(build_dir: Path = _rootfs.BUILD_DIR) -> Path:
+    """The directory that the origin serves: our artifact (``image/``) and the layer (``layer.tar.gz``)."""
+    rootfs = _rootfs.build(build_dir)
+    origin = build_dir / "origin"
+    image = origin / "image"
+    if not (image / "index.json").exists() or image.stat().st_mtime < (build_dir / "rootfs.stamp").stat().st_mtime:
+        shutil.rmtree(image, ignore_errors=True)
+        origin.mkdir(exist_ok=True)
+        bootseer = Path(sys.executable).parent / "bootseer"
+        subprocess.run([str(bootseer), "image", "convert", str(rootfs), str(image)], check=True)
+    layer = _rootfs.layer_tar(build_dir)
+    served = origin / layer.name
+    if not served.exists() or not served.samefile(layer):
+        served.unlink(missing_ok=True)
+        served.hardlink_to(layer)
+    return origin
+
+
+def time_to_output(command: list[str]) -> float:
+    """Run ``command``; seconds until its first line of output. It must succeed."""
+    start = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        elapsed = time.monotonic() - start
+        process.stdout.read()
+    if process.returncode != 0 or not line.startswith(b"torch "):
+        raise SystemExit(f"bench: {' '.join(command[:6])} … failed with {process.returncode}: {line!r}")
+    return elapsed
+
+
+def full_copy(url: str, directory: Path, digest: str) -> float:
+    """Download, verify, unpack, run in the same runtime; seconds until the first output."""
+    layer, rootfs = directory / "layer.tar.gz", directory / "rootfs"
+    rootfs.mkdir()
+    start = time.monotonic()
+    with subprocess.Popen(["curl", "-sSf", url], stdout=subprocess.PIPE) as download, layer.open("wb") as file:
+        assert download.stdout is not None
+        sha256 = hashlib.sha256()
+        while block := download.stdout.read(1 << 20):
+            sha256.update(block)
+            file.write(block)
+    if sha256.hexdigest() != digest:
+        raise SystemExit("bench: the downloaded layer has another digest")
+    subprocess.run(["tar", "-xzf", str(layer), "-C", str(rootfs), "--numeric-owner", "--xattrs"], check=True)
+    unpacked = time.monotonic() - start
+    return unpacked + time_to_output([sys.executable, "-m", "bench._run_rootfs", str(rootfs), "--", *COMMAND])
