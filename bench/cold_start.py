@@ -98,3 +98,59 @@ def full_copy(url: str, directory: Path, digest: str) -> float:
     subprocess.run(["tar", "-xzf", str(layer), "-C", str(rootfs), "--numeric-owner", "--xattrs"], check=True)
     unpacked = time.monotonic() - start
     return unpacked + time_to_output([sys.executable, "-m", "bench._run_rootfs", str(rootfs), "--", *COMMAND])
+
+
+class Trials:
+    """The alternatives on one link; each trial starts on a node directory of its own under ``directory``."""
+
+    def __init__(self, link: Link, base_url: str, origin: Path, directory: Path) -> None:
+        self.link = link
+        self.image_url = f"{base_url}/image"
+        self.layer_url = f"{base_url}/layer.tar.gz"
+        self.layer_digest = hashlib.sha256((origin / "layer.tar.gz").read_bytes()).hexdigest()
+        self.directory = directory
+        self.traces = directory / "traces"
+        self.times = Times()
+        self._count = 0
+
+    def record_traces(self) -> None:
+        """What earlier starts left behind: ``RECORDINGS`` starts on a node, the first of them cold."""
+        home = self._fresh("recorder")
+        with node(home) as recorder:
+            for _ in range(RECORDINGS):
+                self._run(recorder, "--no-prefetch")
+        shutil.copytree(recorder.state_dir / "traces", self.traces)
+        shutil.rmtree(home)
+
+    def round(self) -> None:
+        """One trial of every alternative, interleaved; the order of lazy and record alternates."""
+        times, number = self.times, len(self.times.full)
+        home = self._fresh("full")
+        times.full.append(full_copy(self.layer_url, home, self.layer_digest))
+        shutil.rmtree(home)
+        for name in ("lazy", "record") if number % 2 == 0 else ("record", "lazy"):
+            flags = ["--no-prefetch"] + (["--no-record"] if name == "lazy" else [])
+            home = self._fresh(name)
+            with node(home) as cold:
+                getattr(times, name).append(self._run(cold, *flags))
+            shutil.rmtree(home)
+        home = self._fresh("prefetch")
+        shutil.copytree(self.traces, home / "state" / "traces")
+        with node(home) as cold:
+            times.prefetch.append(self._run(cold))
+            before = set(_trace_files(cold))
+            times.warm.append(self._run(cold))
+            (trace,) = set(_trace_files(cold)) - before
+            times.bound.append(self._bound(cold, trace, times.warm[-1]))
+        shutil.rmtree(home)
+
+    def _fresh(self, name: str) -> Path:
+        self._count += 1
+        home = self.directory / f"{self._count:03d}-{name}"
+        home.mkdir(parents=True)
+        return home
+
+    def _run(self, on: Node, *flags: str) -> float:
+        elapsed = time_to_output(on.command("image", "run", *flags, self.image_url, "--", *COMMAND))
+        on.wait_idle()
+        return elapsed
