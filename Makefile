@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 NAME ?= cold_start
 
-.PHONY: setup demo test test-native test-sanitizers test-python test-slow fuzz bench check format lint types clean
+.PHONY: setup demo test test-native test-sanitizers test-python test-slow fuzz tidy bench check format lint types clean
 
 setup:
 	@scripts/setup.sh
@@ -24,6 +24,12 @@ test-python:
 
 test-slow: setup
 	$(PY) -m pytest -q -m slow
+
+fuzz:
+	@scripts/fuzz.sh
+
+tidy:
+	@scripts/tidy.sh
 
 bench: setup
 	$(PY) -m bench.$(NAME)

@@ -24,16 +24,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import _rootfs
 from bench._network import Link, origin_behind
 from bench._node import Node, node
-from bench._report import Figure, report
+from bench._report import figure, ratios, report
+from bootseer import native
 
 LINKS = (Link(1_000_000_000, 0.002), Link(100_000_000, 0.020))
 COMMAND = ("python3", "-c", "import torch; print('torch', torch.__version__, flush=True)")
+ALTERNATIVES = {
+    "full": "download, verify and unpack the layer, then run",
+    "lazy": "every chunk on demand",
+    "record": "the same, recording the first use of each block",
+    "prefetch": "hot chunks prefetched in first-use order",
+    "warm": "hot chunks already on the node",
+    "bound": "T*: no start that fetches the hot chunks over this link can be faster",
+}
 RECORDINGS = 3  # how many starts the prefetch plan is merged from, as a node would have after three starts
 
 
@@ -48,7 +58,6 @@ class Times:
     warm: list[float] = field(default_factory=list)
     bound: list[float] = field(default_factory=list)
     hot_bytes: int = 0
-    prefetch_statistics: dict[str, object] = field(default_factory=dict)
 
 
 def build_origin(build_dir: Path = _rootfs.BUILD_DIR) -> Path:
@@ -154,3 +163,76 @@ class Trials:
         elapsed = time_to_output(on.command("image", "run", *flags, self.image_url, "--", *COMMAND))
         on.wait_idle()
         return elapsed
+
+    def _bound(self, on: Node, trace_path: Path, warm_s: float) -> float:
+        """T* of this round, and as a side effect the number of hot bytes."""
+        trace = native.Trace.load(str(trace_path))
+        chunk_map = native.ChunkMap.load(str(next((on.state_dir / "images").rglob("chunkmap"))))
+        # The clock of the trace starts when the worker opens the file; ours with the command line.
+        late_s = 0.0
+        fetched_bytes = 0
+        for chunk, first_use_ns in trace.plan(chunk_map):
+            fetched_bytes += chunk_map.chunk(chunk)[3]
+            needed_s = self._trace_lag_s + first_use_ns / 1e9
+            late_s = max(late_s, self.link.rtt_s + fetched_bytes / self.link.bytes_per_s - needed_s)
+        self.times.hot_bytes = fetched_bytes
+        return warm_s + late_s
+
+
+def figures(times: Times) -> dict[str, object]:
+    """The ratios that the issue names, then the times behind them."""
+    return {
+        "full_over_prefetch": figure(ratios(times.full, times.prefetch)),
+        "prefetch_over_lazy": figure(ratios(times.prefetch, times.lazy)),
+        "prefetch_over_bound": figure(ratios(times.prefetch, times.bound)),
+        "record_overhead": figure(ratios(times.record, times.lazy)),
+        **{f"{name}_s": figure(getattr(times, name)) for name in ALTERNATIVES},
+        "hot_bytes": times.hot_bytes,
+    }
+
+
+def run(links: Sequence[Link], rounds: int) -> dict[Link, Times]:
+    """All rounds on all links; prints a table a link as it goes."""
+    origin = build_origin()
+    results = {}
+    for link in links:
+        with (
+            tempfile.TemporaryDirectory(dir=_rootfs.BUILD_DIR, prefix="cold-start-") as directory,
+            origin_behind(link, origin) as base_url,
+        ):
+            trials = Trials(link, base_url, origin, Path(directory))
+            trials.record_traces()
+            for _ in range(rounds):
+                trials.round()
+        results[link] = trials.times
+        print_table(link, trials.times)
+    return results
+
+
+def print_table(link: Link, times: Times) -> None:
+    """One line an alternative."""
+    print(f"\n{link.bits_per_s / 1e6:.0f} Mbit/s, {link.rtt_s * 1000:.0f} ms round trip", end="")
+    print(f"; {times.hot_bytes / 1e6:.0f} MB of the image are hot")
+    for name, description in ALTERNATIVES.items():
+        seconds = getattr(times, name)
+        print(f"  {name:9} {statistics.median(seconds):7.2f} s  ({min(seconds):.2f}-{max(seconds):.2f})  {description}")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--link", choices=[link.name for link in LINKS], action="append", help="default: all")
+    arguments = parser.parse_args()
+    links = [link for link in LINKS if not arguments.link or link.name in arguments.link]
+    results = run(links, arguments.rounds)
+    first, *others = links
+    merged = figures(results[first])
+    for link in others:
+        merged |= {f"{key}_{link.name}": value for key, value in figures(results[link]).items()}
+    report("cold_start", merged)
+
+
+if __name__ == "__main__":
+    main()
