@@ -1,0 +1,97 @@
+"""Worker processes as the daemon sees them: starting a spare, handing it a mount, talking to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+
+from bootseer.core import errors, wire
+
+_MAX_MESSAGE_BYTES = 1 << 20
+_START_TIMEOUT_S = 20.0
+_CALL_TIMEOUT_S = 10.0
+
+
+class Spare:
+    """A started worker that has imported everything and waits for work on its standard input."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log_path.open("ab") as log:
+            # A session of its own: a signal to the daemon's process group must not end a mount.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bootseer.fusefs.worker"],
+                stdin=theirs,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still waits."""
+        return self.process.poll() is None
+
+    async def start(self, directory: Path, device_fd: int | None) -> tuple[int, int]:
+        """Give it a mount; returns its pid and a duplicate of its device descriptor (the caller's to close)."""
+        fds = [] if device_fd is None else [device_fd]
+        try:
+            socket.send_fds(self._channel, [wire.encode(wire.WorkerStart(str(directory)))], fds)
+            with trio.fail_after(_START_TIMEOUT_S):
+                await trio.lowlevel.wait_readable(self._channel)
+            data, received, _, _ = socket.recv_fds(self._channel, _MAX_MESSAGE_BYTES, 1)
+        except (OSError, trio.TooSlowError) as error:
+            self.discard()
+            raise errors.InternalError(f"a worker did not start: {error or 'timeout'}") from None
+        finally:
+            self._channel.close()
+        ready = wire.decode(data, wire.WorkerReady) if data else None
+        if ready is None or ready.error is not None or not received:
+            for fd in received:
+                os.close(fd)
+            self.discard()
+            if ready is not None and ready.error is not None:
+                raise errors.from_code(ready.error.code, ready.error.message, ready.error.hint)
+            raise errors.InternalError("a worker died while it started", hint="see worker.log in the run directory")
+        return ready.pid, received[0]
+
+    def discard(self) -> None:
+        """End a worker that serves nothing."""
+        self._channel.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+async def call(directory: Path, op: wire.WorkerOp, *, lazy: bool = False) -> tuple[wire.WorkerReply, int | None]:
+    """One request to the worker of a mount, on a connection of its own; errors of the worker are raised here.
+
+    The descriptor that came with the answer (``hello`` only) is the caller's to close.
+    """
+    try:
+        with trio.fail_after(_CALL_TIMEOUT_S):
+            connection = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with connection:
+                await connection.connect(str(directory / "worker.sock"))
+                await trio.SocketStream(connection).send_all(wire.encode(wire.WorkerCall(op, lazy=lazy)) + b"\n")
+                data, fds = b"", []
+                while not data.endswith(b"\n"):
+                    received, ancillary, _, _ = await connection.recvmsg(65536, socket.CMSG_LEN(4))
+                    fds += [int.from_bytes(fd[:4], sys.byteorder) for _, _, fd in ancillary]
+                    if not received:
+                        raise errors.InternalError("the worker went away")
+                    data += received
+    except trio.TooSlowError:
+        raise errors.TimeoutExpiredError(f"the worker did not answer {op} in {_CALL_TIMEOUT_S:.0f} s") from None
+    except OSError as error:
+        raise errors.InternalError(f"the worker cannot be reached: {error.strerror}") from None
+    reply = wire.decode(data, wire.WorkerReply)
+    if reply.error is not None:
+        raise errors.from_code(reply.error.code, reply.error.message, reply.error.hint)
+    return reply, fds[0] if fds else None

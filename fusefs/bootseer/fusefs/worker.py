@@ -1,0 +1,198 @@
+"""The worker: one process, one mount. ``python -m bootseer.fusefs.worker`` (started by bootseerd).
+
+Its standard input is a socket to the daemon, and everything it needs is imported before it asks for work, so that a
+mount costs no interpreter start. It receives the directory of a mount (and the device descriptor, when the mount is
+to be resumed), serves until it is told to stop, and answers on ``worker.sock`` in that directory. End of file on
+standard input before work has come ends it; after that the daemon may come and go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import trio
+
+from bootseer import native
+from bootseer.core import wire
+from bootseer.core.errors import BootseerError, InternalError
+from bootseer.fusefs.operations import Operations
+from bootseer.fusefs.tree import ROOT_INODE, Tree
+
+log = logging.getLogger(__name__)
+
+IMAGE_NAME = b"image.erofs"
+MAX_MESSAGE_BYTES = 1 << 16
+SOCKET_NAME = "worker.sock"
+
+
+class Worker:
+    """Everything that serves one mount. ``device_fd`` is set when the mount exists already."""
+
+    def __init__(self, directory: Path, device_fd: int | None) -> None:
+        self.directory = directory
+        self.spec = wire.decode((directory / "spec.json").read_bytes(), wire.WorkerSpec)
+        spec = self.spec
+        chunk_map = native.ChunkMap.load(spec.chunk_map_path)
+        self._cache = native.Cache(spec.cache_dir)
+        source = native.open_source(spec.blob_uri, headers=spec.headers)
+        self.file = native.BlockFile(
+            self._cache,
+            spec.cache_key,
+            chunk_map,
+            source,
+            trace_path=spec.mount.trace_path if spec.record else None,
+            deadline_s=spec.deadline_s,
+            background_fill=spec.background_fill,
+            record=spec.record,
+        )
+        if spec.prefetch and device_fd is None:
+            # Before anything else: the network should be busy from the first millisecond.
+            self.prefetch()
+        tree = Tree()
+        image = tree.add_file(ROOT_INODE, IMAGE_NAME, chunk_map.image_bytes)
+        tree.add_generated(tree.add_dir(ROOT_INODE, b".bootseer"), b"stats.json", self._statistics_json)
+        if device_fd is None:
+            self.session = native.Session.mount(spec.mount.fuse_mountpoint, state_dir=spec.state_dir)
+        else:
+            self.session = native.Session.resume(
+                device_fd, mountpoint=spec.mount.fuse_mountpoint, state_dir=spec.state_dir
+            )
+        self.session.add_file(image, self.file)
+        options = set(pyfuse3.default_options)
+        options.discard("default_permissions")  # the mount has it; this libfuse mounts nothing
+        pyfuse3.init(Operations(tree), f"/dev/fd/{self.session.control_fd}", options)
+        self.session.start()
+
+    def prefetch(self) -> None:
+        """Fetch what the plan says, in its order."""
+        plan = json.loads(Path(self.spec.plan_path).read_bytes())
+        self.file.prefetch([(int(chunk), int(t_ns)) for chunk, t_ns in plan])
+
+    def statistics(self) -> dict[str, Any]:
+        """Flat: ``file.*`` from the BlockFile, ``session.*`` from the Session."""
+        values = {f"file.{name}": value for name, value in self.file.statistics().items()}
+        values |= {f"session.{name}": value for name, value in self.session.statistics().items()}
+        values |= {f"session.{name}": value for name, value in self.session.info().items()}
+        return values
+
+    def _statistics_json(self) -> bytes:
+        return json.dumps(self.statistics(), indent=1).encode() + b"\n"
+
+    async def serve(self) -> None:
+        """Serve FUSE and ``worker.sock`` until stopped or unmounted."""
+        path = self.directory / SOCKET_NAME
+        path.unlink(missing_ok=True)
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await listener.bind(str(path))
+        listener.listen(16)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._accept, listener, nursery)
+            nursery.start_soon(self._stop_on_signal, nursery.cancel_scope)
+            await pyfuse3.main()
+            nursery.cancel_scope.cancel()
+
+    async def _stop_on_signal(self, scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                pyfuse3.terminate()
+
+    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        while True:
+            connection, _ = await listener.accept()
+            nursery.start_soon(self._connection, connection)
+
+    async def _connection(self, connection: trio.socket.SocketType) -> None:
+        with connection:
+            buffer = b""
+            try:
+                while data := await connection.recv(MAX_MESSAGE_BYTES):
+                    buffer += data
+                    *lines, buffer = buffer.split(b"\n")
+                    for line in lines:
+                        await self._answer(connection, line)
+                    if len(buffer) > MAX_MESSAGE_BYTES:
+                        return
+            except OSError:
+                return  # the daemon went away; the next one connects again
+
+    async def _answer(self, connection: trio.socket.SocketType, line: bytes) -> None:
+        reply = wire.WorkerReply(pid=os.getpid())
+        ancillary: list[tuple[int, int, bytes]] = []
+        ending = False
+        try:
+            call = wire.decode(line, wire.WorkerCall)
+            match call.op:
+                case "hello":
+                    ancillary = [_fd_message(self.session.device_fd)]
+                case "statistics":
+                    reply.values = self.statistics()
+                case "prefetch":
+                    self.prefetch()
+                case "ready":
+                    self.file.mark_ready()
+                case "unmount":
+                    await trio.to_thread.run_sync(self.session.unmount, call.lazy)
+                    ending = True
+                case "stop":
+                    ending = True
+        except OSError as error:
+            reply.error = wire.ErrorBody("busy" if error.errno == 16 else "os", f"{error.strerror or error}")
+        except BootseerError as error:
+            reply.error = wire.ErrorBody.of(error)
+        await connection.sendmsg([wire.encode(reply) + b"\n"], ancillary)
+        if ending:
+            pyfuse3.terminate()
+
+    def close(self) -> None:
+        """Stop the threads; the mount stays as it is."""
+        pyfuse3.close(unmount=False)
+        self.session.stop()
+        self.file.close()
+        self._cache.close()
+
+
+def _fd_message(fd: int) -> tuple[int, int, bytes]:
+    return (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))
+
+
+def receive_work(channel: socket.socket) -> tuple[Path, int | None] | None:
+    """Wait for work: the directory of a mount and perhaps its device descriptor; ``None`` when none will come."""
+    data, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 1)
+    if not data:
+        return None
+    return Path(wire.decode(data, wire.WorkerStart).directory), fds[0] if fds else None
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with socket.socket(fileno=0) as channel:
+        work = receive_work(channel)
+        if work is None:
+            return
+        try:
+            worker = Worker(*work)
+        except (BootseerError, OSError) as error:
+            body = error if isinstance(error, BootseerError) else InternalError(str(error))
+            log.error("cannot serve: %s", body)
+            channel.sendall(wire.encode(wire.WorkerReady(os.getpid(), error=wire.ErrorBody.of(body))))
+            sys.exit(body.exit_code)
+        socket.send_fds(channel, [wire.encode(wire.WorkerReady(os.getpid()))], [worker.session.device_fd])
+        channel.detach()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    try:
+        trio.run(worker.serve)
+    finally:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main()
