@@ -1,0 +1,266 @@
+"""OCI image layouts: reading with every digest checked, writing so that a failure loses nothing.
+
+Source: OCI image specification 1.1, image-layout.md and manifest.md. A layout is read through a *store*, which is a
+directory or the same tree over HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from bootseer.core.errors import (
+    BackendUnavailableError,
+    IntegrityError,
+    NotFoundError,
+    PermissionDeniedError,
+    TimeoutExpiredError,
+    UsageError,
+)
+
+ARTIFACT_TYPE = "application/vnd.bootseer.image.v1"
+CHUNK_MAP_TYPE = "application/vnd.bootseer.chunkmap.v1"
+CHUNKS_TYPE = "application/vnd.bootseer.chunks.v1+zstd"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST_TYPE = "application/vnd.docker.distribution.manifest.list.v2+json"
+INDEX_TYPES = frozenset({INDEX_TYPE, DOCKER_LIST_TYPE})
+MANIFEST_TYPES = frozenset({MANIFEST_TYPE, DOCKER_MANIFEST_TYPE})
+REF_NAME = "org.opencontainers.image.ref.name"
+FORMAT_ANNOTATION = "dev.bootseer.format"
+FORMAT = "1"
+
+MAX_JSON_BYTES = 8 << 20
+MAX_MAP_BYTES = 256 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+Descriptor = dict[str, Any]
+
+
+class Store(Protocol):
+    """Where the files of a layout are."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    def get(self, path: str, max_bytes: int) -> bytes:
+        """The content of a file; NotFoundError, IntegrityError (too large), BackendUnavailableError."""
+
+    def uri(self, path: str) -> str:
+        """What :func:`bootseer.native.open_source` opens."""
+
+
+class DirectoryStore:
+    """A layout in a local directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.name = str(root)
+
+    def get(self, path: str, max_bytes: int) -> bytes:
+        """See :class:`Store`."""
+        try:
+            with (self._root / path).open("rb") as file:
+                data = file.read(max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(f"{self.name} has no {path}") from None
+        except PermissionError:
+            raise PermissionDeniedError(f"{self._root / path} may not be read") from None
+        except OSError as error:
+            raise BackendUnavailableError(f"{self._root / path}: {error.strerror}") from None
+        if len(data) > max_bytes:
+            raise IntegrityError(f"{self.name}: {path} is larger than {max_bytes} bytes")
+        return data
+
+    def uri(self, path: str) -> str:
+        """See :class:`Store`."""
+        return str((self._root / path).absolute())
+
+
+class HttpStore:
+    """The same tree over HTTP(S). Redirects are the blob's business (native source), not the metadata's."""
+
+    def __init__(self, base_url: str, timeout_s: float) -> None:
+        self.name = base_url.rstrip("/")
+        self._parts = urlsplit(self.name)
+        self._timeout_s = timeout_s
+        if self._parts.hostname is None:
+            raise UsageError(f"{base_url} names no host")
+        self._connection: http.client.HTTPConnection | None = None
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            assert self._parts.hostname is not None
+            self._connection = kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+        return self._connection
+
+    def get(self, path: str, max_bytes: int) -> bytes:
+        """See :class:`Store`."""
+        where = f"{self.name}/{path}"
+        try:
+            connection = self._connect()
+            connection.request("GET", f"{self._parts.path}/{path}")
+            response = connection.getresponse()
+            data = response.read(max_bytes + 1)
+            if len(data) <= max_bytes:
+                response.read()
+        except TimeoutError:
+            self._connection = None
+            raise TimeoutExpiredError(f"{where} did not answer in {self._timeout_s:.0f} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            self._connection = None
+            raise BackendUnavailableError(f"{where}: {_reason(error)}") from None
+        if response.status == 404:
+            raise NotFoundError(f"{where} does not exist")
+        if response.status != 200:
+            raise BackendUnavailableError(f"{where} answers {response.status} {response.reason}")
+        if len(data) > max_bytes:
+            self._connection = None
+            raise IntegrityError(f"{where} is larger than {max_bytes} bytes")
+        return data
+
+    def uri(self, path: str) -> str:
+        """See :class:`Store`."""
+        return f"{self.name}/{path}"
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def blob_path(digest: object) -> str:
+    """Where a layout keeps the blob with this digest; IntegrityError for what is not a sha256 digest."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise IntegrityError(f"{str(digest)[:80]!r} is not a sha256 digest")
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def digest_of(data: bytes) -> str:
+    """``sha256:…`` of bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def read_blob(store: Store, digest: object, max_bytes: int) -> bytes:
+    """A blob, checked against its digest."""
+    data = store.get(blob_path(digest), max_bytes)
+    if digest_of(data) != digest:
+        raise IntegrityError(f"{store.name}: {digest} holds other bytes ({digest_of(data)})")
+    return data
+
+
+def parse_json(data: bytes, what: str) -> dict[str, Any]:
+    """A JSON object; IntegrityError for anything else."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise IntegrityError(f"{what} is not JSON") from None
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{what} is not a JSON object")
+    return value
+
+
+def descriptors(value: dict[str, Any], key: str, what: str) -> list[Descriptor]:
+    """The list of descriptors under ``key``; IntegrityError when it is something else."""
+    entries = value.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise IntegrityError(f"{what} has no list of {key}")
+    return entries
+
+
+def manifest_descriptor(store: Store, tag: str | None, digest: str | None) -> Descriptor:
+    """The manifest that a reference means. ``digest`` wins over ``tag``; without either, the only one, or latest."""
+    if digest is not None:
+        return {"mediaType": MANIFEST_TYPE, "digest": digest}
+    index = parse_json(store.get("index.json", MAX_JSON_BYTES), f"{store.name}/index.json")
+    entries = descriptors(index, "manifests", f"{store.name}/index.json")
+    named = {(entry.get("annotations") or {}).get(REF_NAME): entry for entry in entries}
+    if tag is None and len(entries) == 1:
+        return entries[0]
+    found = named.get(tag or "latest")
+    if found is None:
+        tags = ", ".join(sorted(str(name) for name in named if name)) or "none"
+        raise NotFoundError(f"{store.name} has no image {tag or 'latest'}", hint=f"tags: {tags}")
+    return found
+
+
+def read_manifest(store: Store, descriptor: Descriptor, architecture: str = "amd64") -> tuple[bytes, dict[str, Any]]:
+    """Follow a descriptor (through an index, by platform) to an image manifest; returns its bytes and content."""
+    for _ in range(4):
+        data = read_blob(store, descriptor.get("digest"), MAX_JSON_BYTES)
+        value = parse_json(data, f"manifest {descriptor.get('digest')}")
+        media_type = value.get("mediaType") or descriptor.get("mediaType")
+        if media_type not in INDEX_TYPES:
+            return data, value
+        entries = descriptors(value, "manifests", f"index {descriptor.get('digest')}")
+        matching = [e for e in entries if (e.get("platform") or {}).get("architecture", architecture) == architecture]
+        if not matching:
+            raise NotFoundError(f"{store.name} has no image for {architecture}")
+        descriptor = matching[0]
+    raise IntegrityError(f"{store.name}: indexes are nested too deeply")
+
+
+class LayoutWriter:
+    """Adds one image to a layout directory. Blobs first, ``index.json`` last and by rename."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._blobs = root / "blobs" / "sha256"
+        try:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"{root} is not a directory") from None
+        marker = root / "oci-layout"
+        if not marker.exists():
+            marker.write_text('{"imageLayoutVersion": "1.0.0"}')
+
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A path in the layout's file system, gone at the end unless it was adopted."""
+        fd, name = tempfile.mkstemp(dir=self.root, prefix=".tmp-")
+        os.close(fd)
+        try:
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def add_bytes(self, media_type: str, data: bytes) -> Descriptor:
+        """Store a blob; returns its descriptor."""
+        with self.temporary() as path:
+            path.write_bytes(data)
+            return self.adopt(media_type, path, digest_of(data))
+
+    def adopt(self, media_type: str, path: Path, digest: str) -> Descriptor:
+        """Move a file in as a blob whose digest is known."""
+        size = path.stat().st_size
+        path.chmod(0o644)
+        path.rename(self.root / blob_path(digest))
+        return {"mediaType": media_type, "digest": digest, "size": size}
+
+    def tag(self, descriptor: Descriptor, tag: str) -> None:
+        """Make ``tag`` mean this manifest; other tags stay."""
+        path = self.root / "index.json"
+        index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+        if path.exists():
+            index = parse_json(path.read_bytes(), str(path))
+        others = [
+            entry
+            for entry in descriptors(index, "manifests", str(path))
+            if (entry.get("annotations") or {}).get(REF_NAME) != tag
+        ]
+        index["manifests"] = [*others, {**descriptor, "annotations": {REF_NAME: tag}}]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(index, sort_keys=True, indent=1))
+        temporary.replace(path)

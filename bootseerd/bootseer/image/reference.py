@@ -1,0 +1,50 @@
+"""Image references: ``DIR``, ``DIR:TAG``, ``DIR@sha256:…``, and the same with ``http(s)://HOST/PREFIX``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootseer.core.errors import UsageError
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``location`` is a directory or a URL; at most one of ``tag`` and ``digest`` is set."""
+
+    location: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a network is needed."""
+        return self.location.startswith(("http://", "https://"))
+
+    def __str__(self) -> str:
+        if self.digest:
+            return f"{self.location}@{self.digest}"
+        return f"{self.location}:{self.tag}" if self.tag else self.location
+
+
+def parse(text: str) -> Reference:
+    """Parse a reference; UsageError says what is wrong with it."""
+    if not text:
+        raise UsageError("an image reference is empty")
+    location, _, digest = text.partition("@")
+    if digest:
+        if not _DIGEST.fullmatch(digest):
+            raise UsageError(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
+        return Reference(location, digest=digest)
+    # The last colon separates a tag only when it belongs to the last path component, not to scheme, port or drive.
+    head, colon, tail = location.rpartition(":")
+    path_start = location.find("/", location.find("://") + 3) if "://" in location else 0
+    if colon and "/" not in tail and len(head) > path_start >= 0 and not Path(location).exists():
+        if not _TAG.fullmatch(tail):
+            raise UsageError(f"{tail!r} is not a tag")
+        return Reference(head, tag=tail)
+    return Reference(location)

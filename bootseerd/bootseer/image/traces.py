@@ -1,0 +1,69 @@
+"""Recorded traces of images: ``state_dir/traces/<manifest digest>/<time>-<mount>.trace``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from bootseer import native
+from bootseer.core.errors import IntegrityError
+
+log = logging.getLogger(__name__)
+
+KEEP = 10  # recordings kept an image
+MERGED = 3  # recordings that a plan is made from: the union of three misses next to nothing
+_SUFFIX = ".trace"
+
+
+class TraceStore:
+    """All traces of a node."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._root = state_dir / "traces"
+
+    def recording_path(self, manifest_digest: str, mount_id: str) -> Path:
+        """Where a new recording goes; the oldest beyond :data:`KEEP` are dropped."""
+        directory = self._directory(manifest_digest)
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in self._paths(manifest_digest)[: -KEEP + 1]:
+            old.unlink(missing_ok=True)
+        return directory / f"{time.time_ns():020d}-{mount_id}{_SUFFIX}"
+
+    def recordings(self, manifest_digest: str) -> list[native.Trace]:
+        """The last :data:`MERGED` readable recordings that hold anything, oldest first."""
+        found: list[native.Trace] = []
+        for path in reversed(self._paths(manifest_digest)):
+            try:
+                trace = native.Trace.load(str(path))
+            except (IntegrityError, OSError) as error:
+                log.warning("trace %s dropped: %s", path.name, error)
+                path.unlink(missing_ok=True)
+                continue
+            if trace.records():
+                found.insert(0, trace)
+            if len(found) == MERGED:
+                break
+        return found
+
+    def merged(self, manifest_digest: str) -> native.Trace | None:
+        """The union of the last recordings, earliest first use of each block; ``None`` when there is none."""
+        traces = self.recordings(manifest_digest)
+        return native.Trace.merge(traces) if traces else None
+
+    def plan(self, manifest_digest: str, chunk_map: native.ChunkMap) -> list[tuple[int, int]]:
+        """(chunk, first use in ns) in first-use order; empty without recordings."""
+        trace = self.merged(manifest_digest)
+        return trace.plan(chunk_map) if trace is not None else []
+
+    def digests(self) -> list[str]:
+        """Images that have recordings."""
+        if not self._root.exists():
+            return []
+        return sorted(f"sha256:{path.name}" for path in self._root.iterdir() if path.is_dir())
+
+    def _directory(self, manifest_digest: str) -> Path:
+        return self._root / manifest_digest.removeprefix("sha256:")
+
+    def _paths(self, manifest_digest: str) -> list[Path]:
+        return sorted(self._directory(manifest_digest).glob(f"*{_SUFFIX}"))
