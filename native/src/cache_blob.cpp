@@ -247,11 +247,13 @@ bool CacheBlob::prove(std::uint32_t chunk) noexcept {
   if (claim == kAbsent) return false;
   const Chunk& entry = map_.chunk(chunk);
   bool is_right = false;
+  std::uint32_t data_crc = 0;
   try {
     thread_local std::vector<std::byte> buffer;
     if (buffer.size() < entry.raw_bytes) buffer.resize(entry.raw_bytes);
     const auto raw = std::span(buffer).first(entry.raw_bytes);
     if (read(entry.raw_offset, raw)) {
+      if (claim == kUnproven) data_crc = crc32c(raw);
       is_right = claim == kProven ? crc32c(raw) == data_crcs_[chunk].load(std::memory_order_relaxed)
                                   : sha256(raw) == entry.sha256;
     }
@@ -264,6 +266,8 @@ bool CacheBlob::prove(std::uint32_t chunk) noexcept {
   }
   verified_chunks_.fetch_add(1, std::memory_order_relaxed);
   set_ready(chunk);
+  // Recorded again (or for the first time, when its record was lost): the next sync will prove it.
+  if (claim == kUnproven) append(cache_log::kReady, chunk, data_crc);
   return true;
 }
 
@@ -306,6 +310,7 @@ void CacheBlob::append(cache_log::Kind kind, std::uint32_t value, std::uint32_t 
   if (closed_.load(std::memory_order_acquire)) return;
   const auto record = cache_log::make_record(kind, value, data_crc);
   const std::lock_guard lock(log_mutex_);
+  if (log_is_broken_) return;
   ssize_t put = -1;
   do {
     put = ::write(log_.get(), record.data(), record.size());
@@ -314,6 +319,7 @@ void CacheBlob::append(cache_log::Kind kind, std::uint32_t value, std::uint32_t 
     own_bytes_ += record.size();
   } else {
     failed(log_failures_, put < 0 ? errno : ENOSPC);
+    log_is_broken_ = put > 0;  // half a record: nothing after it would be believed
   }
 }
 

@@ -1,8 +1,5 @@
 #include "bootseer/chunk_map.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -14,7 +11,7 @@
 #include "bootseer/bytes.hpp"
 #include "bootseer/crc32c.hpp"
 #include "bootseer/error.hpp"
-#include "bootseer/fd.hpp"
+#include "bootseer/read_whole_file.hpp"
 
 namespace bootseer {
 namespace {
@@ -155,23 +152,8 @@ ChunkMap ChunkMap::parse(std::span<const std::byte> bytes) {
 }
 
 ChunkMap ChunkMap::load(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) throw_errno("open " + path);
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw_errno("stat " + path);
-  constexpr std::uint64_t kMaxFileBytes = kHeaderBytes + std::uint64_t{kMaxChunkCount} * kEntryBytes;
-  if (static_cast<std::uint64_t>(status.st_size) > kMaxFileBytes) reject("file is too large");
-  std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
-  std::size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + filled, bytes.size() - filled);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("read " + path);
-    if (got == 0) break;
-    filled += static_cast<std::size_t>(got);
-  }
-  bytes.resize(filled);
-  return parse(bytes);
+  // One byte more than the largest map, so that a longer file is refused rather than cut.
+  return parse(read_whole_file(path, kHeaderBytes + std::uint64_t{kMaxChunkCount} * kEntryBytes + 1));
 }
 
 std::vector<std::byte> ChunkMap::serialize() const {

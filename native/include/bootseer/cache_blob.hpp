@@ -104,7 +104,8 @@ class CacheBlob {
 
   std::mutex sync_mutex_;  // one sync at a time; taken before log_mutex_
   bool may_call_durable_ = true;
-  std::mutex log_mutex_;  // guards the three below
+  std::mutex log_mutex_;  // guards the four below
+  bool log_is_broken_ = false;
   cache_log::Replay replay_;
   std::uint64_t replayed_bytes_ = 0;  // offset in the log up to which replay_ has gone
   std::uint64_t own_bytes_ = 0;       // appended by us beyond that
