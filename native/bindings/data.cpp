@@ -94,7 +94,7 @@ py::dict statistics_of(const BlockFile& file) {
 }
 
 void register_chunk_map(py::module_& module) {
-  py::class_<ChunkMap>(module, "ChunkMap")
+  py::class_<ChunkMap, std::shared_ptr<ChunkMap>>(module, "ChunkMap")
       .def(py::init(&make_map), py::arg("image_bytes"), py::arg("meta_bytes"), py::arg("blob_bytes"),
            py::arg("blob_sha256"), py::arg("entries"))
       .def_static("parse", &parse<ChunkMap>, py::arg("data"))
@@ -169,8 +169,8 @@ void register_source(py::module_& module) {
       ReleaseGil());
 }
 
-std::shared_ptr<BlockFile> make_block_file(Cache& cache, const std::string& key, const ChunkMap& map,
-                                           std::shared_ptr<Source> source,
+std::shared_ptr<BlockFile> make_block_file(Cache& cache, const std::string& key,
+                                           std::shared_ptr<ChunkMap> map, std::shared_ptr<Source> source,
                                            const std::optional<std::string>& trace_path, double deadline_s,
                                            bool background_fill, bool record, double background_idle_s) {
   BlockFileOptions options;
@@ -180,7 +180,7 @@ std::shared_ptr<BlockFile> make_block_file(Cache& cache, const std::string& key,
   options.fetcher.background_fill = background_fill;
   options.fetcher.idle_before_background =
       std::chrono::nanoseconds(static_cast<std::int64_t>(background_idle_s * 1e9));
-  return std::make_shared<BlockFile>(cache, key, map, std::move(source), options);
+  return std::make_shared<BlockFile>(cache, key, std::move(map), std::move(source), options);
 }
 
 void register_block_file(py::module_& module) {

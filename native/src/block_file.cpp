@@ -62,9 +62,12 @@ class AnswerReply final : public ReadReply {
 
 }  // namespace
 
-BlockFile::BlockFile(Cache& cache, const std::string& key, ChunkMap map, std::shared_ptr<Source> source,
-                     const BlockFileOptions& options)
-    : map_(std::move(map)), source_(std::move(source)), blob_(cache.open_blob(key, map_)) {
+BlockFile::BlockFile(Cache& cache, const std::string& key, std::shared_ptr<const ChunkMap> map,
+                     std::shared_ptr<Source> source, const BlockFileOptions& options)
+    : map_owner_(std::move(map)),
+      map_(*map_owner_),
+      source_(std::move(source)),
+      blob_(cache.open_blob(key, map_owner_)) {
   if (options.record && !options.trace_path.empty()) {
     recorder_ = std::make_unique<TraceRecorder>(options.trace_path, map_.image_bytes());
   }

@@ -61,11 +61,11 @@ Cache::~Cache() {
   close();
 }
 
-std::shared_ptr<CacheBlob> Cache::open_blob(const std::string& key, const ChunkMap& map) {
+std::shared_ptr<CacheBlob> Cache::open_blob(const std::string& key, std::shared_ptr<const ChunkMap> map) {
   if (!is_hex_digest(key)) throw Error(Errc::usage, "a cache key is 64 lower-case hexadecimal digits");
   const std::string path = directory_ + "/blobs/" + key;
   make_directories(path);
-  auto blob = std::make_shared<CacheBlob>(path, map);
+  auto blob = std::make_shared<CacheBlob>(path, std::move(map));
   const std::lock_guard lock(mutex_);
   std::erase_if(blobs_, [](const auto& known) { return known.expired(); });
   blobs_.push_back(blob);

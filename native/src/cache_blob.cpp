@@ -62,15 +62,16 @@ void sync_directory(const std::string& path) {
 
 }  // namespace
 
-CacheBlob::CacheBlob(const std::string& directory, const ChunkMap& map)
-    : map_(map),
+CacheBlob::CacheBlob(const std::string& directory, std::shared_ptr<const ChunkMap> map)
+    : map_owner_(std::move(map)),
+      map_(*map_owner_),
       directory_(directory),
       data_path_(directory + "/data"),
       log_path_(directory + "/ready.log"),
-      ready_((map.count() + 63) / 64),
-      claims_(map.count()),
-      data_crcs_(map.count()),
-      replay_(map.count()) {
+      ready_((map_.count() + 63) / 64),
+      claims_(map_.count()),
+      data_crcs_(map_.count()),
+      replay_(map_.count()) {
   open_files();
   for (std::uint32_t i = 0; i < map_.count(); ++i) {
     if (map_.chunk(i).is_zeros()) set_ready(i);

@@ -28,8 +28,8 @@ struct BlockFileOptions {
 class BlockFile final : public ReadFile {
  public:
   // `key` names the cached blob (hex digest). Throws what Cache::open_blob throws.
-  BlockFile(Cache& cache, const std::string& key, ChunkMap map, std::shared_ptr<Source> source,
-            const BlockFileOptions& options);
+  BlockFile(Cache& cache, const std::string& key, std::shared_ptr<const ChunkMap> map,
+            std::shared_ptr<Source> source, const BlockFileOptions& options);
   ~BlockFile() override;
 
   std::uint64_t size() const noexcept override { return map_.image_bytes(); }
@@ -61,7 +61,8 @@ class BlockFile final : public ReadFile {
   void note_touch(std::uint64_t offset, std::size_t length, std::uint32_t first, std::uint32_t last,
                   std::uint32_t pid) noexcept;
 
-  const ChunkMap map_;
+  const std::shared_ptr<const ChunkMap> map_owner_;
+  const ChunkMap& map_;
   const std::shared_ptr<Source> source_;
   const std::shared_ptr<CacheBlob> blob_;
   std::unique_ptr<TraceRecorder> recorder_;

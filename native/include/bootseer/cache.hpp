@@ -27,7 +27,7 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
 
   // `key` is a hex digest that names the content.
-  std::shared_ptr<CacheBlob> open_blob(const std::string& key, const ChunkMap& map);
+  std::shared_ptr<CacheBlob> open_blob(const std::string& key, std::shared_ptr<const ChunkMap> map);
 
   std::uint64_t usage_bytes() const;  // disk space of all blobs
   const std::string& directory() const noexcept { return directory_; }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -30,9 +31,8 @@ struct CacheStatistics {
 // so that the order of writes does not matter, and each appends its own records.
 class CacheBlob {
  public:
-  // `map` must outlive this object. Throws std::system_error, or Error(usage) when another process uses the
-  // directory with another map.
-  CacheBlob(const std::string& directory, const ChunkMap& map);
+  // Throws std::system_error, or Error(usage) when another process uses the directory with another map.
+  CacheBlob(const std::string& directory, std::shared_ptr<const ChunkMap> map);
   ~CacheBlob();
   CacheBlob(const CacheBlob&) = delete;
   CacheBlob& operator=(const CacheBlob&) = delete;
@@ -91,6 +91,7 @@ class CacheBlob {
   void append(cache_log::Kind kind, std::uint32_t value, std::uint32_t data_crc) noexcept;
   void failed(std::atomic<std::uint64_t>& counter, int error) noexcept;
 
+  const std::shared_ptr<const ChunkMap> map_owner_;
   const ChunkMap& map_;
   const std::string directory_;
   const std::string data_path_;
