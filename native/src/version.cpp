@@ -1,3 +1,5 @@
 namespace bootseer {
-const char* version() noexcept { return "0.1.0"; }
+const char* version() noexcept {
+  return "0.1.0";
+}
 }  // namespace bootseer
