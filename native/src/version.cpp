@@ -1,5 +1,3 @@
 namespace bootseer {
-const char* version() noexcept {
-  return "0.1.0";
-}
+const char* version() noexcept { return "0.1.0"; }
 }  // namespace bootseer
