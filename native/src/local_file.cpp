@@ -1,0 +1,56 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bootseer/error.hpp>
+#include <bootseer/local_file.hpp>
+#include <cerrno>
+#include <vector>
+
+namespace bootseer {
+
+LocalFile::LocalFile(const std::string& path, bool passthrough)
+    : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)), passthrough_(passthrough) {
+  if (!fd_) throw_errno("cannot open " + path);
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) throw_errno("cannot stat " + path);
+  if (!S_ISREG(status.st_mode)) throw Error(Errc::usage, path + " is not a regular file");
+  size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+ssize_t LocalFile::try_read(std::uint64_t offset, std::size_t length, const ReadContext&,
+                            std::span<std::byte> scratch, iovec& out) noexcept {
+  if (offset >= size_) return 0;
+  const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(length, size_ - offset));
+  std::size_t done = 0;
+  while (done < wanted) {
+    const ssize_t got =
+        ::pread(fd_.get(), scratch.data() + done, wanted - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -errno;
+    if (got == 0) return -EIO;  // the file shrank under us: its promised bytes are gone
+    done += static_cast<std::size_t>(got);
+  }
+  out = {scratch.data(), wanted};
+  return static_cast<ssize_t>(wanted);
+}
+
+void LocalFile::read(std::uint64_t offset, std::size_t length, const ReadContext& context,
+                     std::unique_ptr<ReadReply> reply) noexcept {
+  try {
+    std::vector<std::byte> scratch(length);
+    iovec view{};
+    const ssize_t got = try_read(offset, length, context, scratch, view);
+    if (got < 0) {
+      reply->error(static_cast<int>(-got));
+    } else {
+      view.iov_len = static_cast<std::size_t>(got);
+      reply->data({&view, got > 0 ? 1U : 0U});
+    }
+  } catch (const std::bad_alloc&) {
+    reply->error(ENOMEM);
+  }
+}
+
+}  // namespace bootseer
