@@ -1,12 +1,8 @@
-<<<<<<< HEAD
-"""What every bench prints last: one JSON object with its figures and the machine they were measured on."""
-=======
 """What every bench prints: one JSON object as its last line.
 
 ``{"bench": name, "figures": {key: {"median", "min", "max", "runs"}}, "machine": {…}}``. A figure is the median of
 its runs; ``min`` and ``max`` are its spread, ``runs`` the single values in the order they were taken.
 """
->>>>>>> session
 
 from __future__ import annotations
 
@@ -16,32 +12,6 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-<<<<<<< HEAD
-
-
-def figure(values: Sequence[float], digits: int = 3) -> dict[str, float | int]:
-    """The median of ``values`` with its spread (smallest, largest, number of runs)."""
-    return {
-        "median": round(statistics.median(values), digits),
-        "min": round(min(values), digits),
-        "max": round(max(values), digits),
-        "runs": len(values),
-    }
-
-
-def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Ratios of the pairs that were measured side by side in one round."""
-    return [a / b for a, b in zip(numerators, denominators, strict=True)]
-
-
-def machine() -> dict[str, object]:
-    """CPU count, memory, kernel, interpreter: enough to judge a figure, nothing that names the machine."""
-    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    return {
-        "cpus": os.cpu_count(),
-        "memory_bytes": int(memory.split()[1]) * 1024,
-        "kernel": platform.release(),
-=======
 from typing import TypedDict
 
 
@@ -79,16 +49,10 @@ def machine() -> dict[str, str | int | float]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_1min": round(os.getloadavg()[0], 2),
->>>>>>> session
         "python": platform.python_version(),
     }
 
 
-<<<<<<< HEAD
-def report(bench: str, figures: Mapping[str, object]) -> None:
-    """Print the last line of a bench."""
-    print(json.dumps({"bench": bench, "figures": dict(figures), "machine": machine()}), flush=True)
-=======
 def _significant(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -99,4 +63,3 @@ def _field(path: Path, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return "unknown"
->>>>>>> session
