@@ -30,6 +30,7 @@ struct TreeNode {
   std::string target;                          // of a symbolic link
   std::string path;                            // regular file of a directory source
   std::uint64_t spool_offset = 0;              // regular file of a layer, when path is empty
+  std::size_t layer = 0;                       // the layer that put it here
   std::map<std::string, std::shared_ptr<TreeNode>> children;  // byte-wise order, as EROFS wants it
 
   bool is_dir() const noexcept { return (mode & 0170000U) == 0040000U; }
