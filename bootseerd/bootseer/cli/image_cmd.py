@@ -43,7 +43,7 @@ def convert(
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("reading", total=None)
 
-            def show(stage: str, done_bytes: int, total_bytes: int | None) -> None:
+            def show(stage: str, done_bytes: int, total_bytes: int) -> None:
                 bar.update(task, description=stage, completed=done_bytes, total=total_bytes)
 
             image = run_convert(

@@ -20,7 +20,7 @@ from bootseer.core.errors import IntegrityError, NotFoundError, UsageError
 from bootseer.image import layout
 from bootseer.image.reference import parse
 
-Progress = Callable[[str, int, int | None], None]
+Progress = Callable[[str, int, int], None]
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -37,10 +37,6 @@ class ConvertedImage:
     files: int
 
 
-def _silent(_stage: str, _done_bytes: int, _total_bytes: int | None) -> None:
-    return
-
-
 def convert(
     source: Path,
     destination: Path,
@@ -49,7 +45,7 @@ def convert(
     average_chunk_bytes: int = 256 << 10,
     level: int = 3,
     threads: int | None = None,
-    progress: Progress = _silent,
+    progress: Progress | None = None,
 ) -> ConvertedImage:
     """Convert and add the image to the layout ``destination`` under ``tag``."""
     if not 16 << 10 <= average_chunk_bytes <= 1 << 20:
@@ -59,20 +55,26 @@ def convert(
     with ExitStack() as stack:
         image_path = stack.enter_context(writer.temporary())
         blob = stack.enter_context(writer.temporary())
-        built = native.build_image(inputs.paths, str(image_path), spool_dir=str(writer.root), progress=progress)
+        built = native.build_image(
+            layers=inputs.layers,
+            directory=inputs.directory,
+            output_path=str(image_path),
+            spool_dir=str(writer.root),
+            progress=progress,
+        )
         chunked = native.chunk_image(
             str(image_path),
             str(blob),
-            extents=built["extents"],
             meta_bytes=built["meta_bytes"],
+            extents=built["extents"],
             average_bytes=average_chunk_bytes,
             level=level,
             threads=threads or os.cpu_count() or 1,
             progress=progress,
         )
         config = writer.add_bytes(layout.CONFIG_TYPE, inputs.config)
-        chunk_map = writer.add_bytes(layout.CHUNK_MAP_TYPE, chunked["map"])
-        chunks = writer.adopt(layout.CHUNKS_TYPE, blob, "sha256:" + chunked["blob_sha256"])
+        chunk_map = writer.add_bytes(layout.CHUNK_MAP_TYPE, chunked.serialize())
+        chunks = writer.adopt(layout.CHUNKS_TYPE, blob, "sha256:" + chunked.blob_sha256.hex())
     manifest: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": layout.MANIFEST_TYPE,
@@ -91,15 +93,16 @@ def convert(
         digest=str(descriptor["digest"]),
         image_bytes=int(built["image_bytes"]),
         meta_bytes=int(built["meta_bytes"]),
-        blob_bytes=int(chunked["blob_bytes"]),
-        chunks=int(chunked["chunk_count"]),
+        blob_bytes=chunked.blob_bytes,
+        chunks=chunked.chunk_count,
         files=int(built["files"]),
     )
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    paths: list[str]  # one root directory, or layer tars in order
+    directory: str  # a root directory, or empty
+    layers: list[str]  # else layer tars in order
     config: bytes
     subject: dict[str, Any] | None
 
@@ -114,7 +117,7 @@ def _read_source(source: Path) -> _Inputs:
     if not (root / "oci-layout").exists():
         if reference.tag or reference.digest:
             raise UsageError(f"{root} is not an OCI layout, so it has no {reference.tag or reference.digest}")
-        return _Inputs([str(root)], _plain_config(), None)
+        return _Inputs(str(root), [], _plain_config(), None)
     store = layout.DirectoryStore(root)
     descriptor = layout.manifest_descriptor(store, reference.tag, reference.digest)
     data, manifest = layout.read_manifest(store, descriptor)
@@ -134,7 +137,7 @@ def _read_source(source: Path) -> _Inputs:
             raise NotFoundError(f"{source} lacks the layer {Path(path).name}")
         _check_layer(Path(path))
     media_type = manifest.get("mediaType") or layout.MANIFEST_TYPE
-    return _Inputs(paths, config, {"mediaType": media_type, "digest": digest, "size": len(data)})
+    return _Inputs("", paths, config, {"mediaType": media_type, "digest": digest, "size": len(data)})
 
 
 def _check_layer(path: Path) -> None:

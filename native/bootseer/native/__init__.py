@@ -1,6 +1,39 @@
 """The C++ data plane. Importing this needs the compiled extension."""
 
-from bootseer.native import _core
-from bootseer.native._core import ReadFile
+from bootseer.native._core import (
+    BlockFile,
+    Cache,
+    ChunkMap,
+    LocalFile,
+    ReadFile,
+    Session,
+    Source,
+    Trace,
+    build_image,
+    chunk_image,
+    mount_bind,
+    mount_erofs,
+    mount_overlay,
+    open_source,
+    spawn_namespaced,
+    umount,
+)
 
-__all__ = ["ReadFile", "_core"]
+__all__ = [
+    "BlockFile",
+    "Cache",
+    "ChunkMap",
+    "LocalFile",
+    "ReadFile",
+    "Session",
+    "Source",
+    "Trace",
+    "build_image",
+    "chunk_image",
+    "mount_bind",
+    "mount_erofs",
+    "mount_overlay",
+    "open_source",
+    "spawn_namespaced",
+    "umount",
+]

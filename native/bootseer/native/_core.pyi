@@ -1,7 +1,15 @@
-from collections.abc import Mapping, Sequence
-from typing import final
+"""Types of the compiled extension; the bindings are in native/bindings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, final
 
 from typing_extensions import Buffer
+
+class ReadFile:
+    """A read-only file that a Session can serve. Abstract."""
+
+    @property
+    def size_bytes(self) -> int: ...
 
 @final
 class ChunkMap:
@@ -132,3 +140,111 @@ class BlockFile(ReadFile):
     def mark_ready(self) -> None:
         """The workload is ready: recording ends, the rest of the blob may be filled."""
     def close(self) -> None: ...
+
+class LocalFile(ReadFile):
+    """A complete local regular file; ``passthrough`` offers it to the kernel (FUSE passthrough)."""
+
+    def __init__(self, path: str, *, passthrough: bool = False) -> None: ...
+
+class Session:
+    """Answers FUSE READs in C++; pyfuse3, given ``/dev/fd/{control_fd}``, gets everything else."""
+
+    @staticmethod
+    def mount(
+        mountpoint: str,
+        *,
+        state_dir: str | None = None,
+        threads: int = 4,
+        max_read_bytes: int = 1048576,
+        max_background: int = 64,
+        read_ahead_bytes: int = 1048576,
+        passthrough: bool = True,
+        allow_other: bool = True,
+        read_only: bool = True,
+        fsname: str = "bootseer",
+        subtype: str = "bootseer",
+        journal: Literal["auto", "always", "never"] = "auto",
+    ) -> Session: ...
+    @staticmethod
+    def resume(
+        device_fd: int,
+        *,
+        mountpoint: str,
+        state_dir: str,
+        threads: int = 4,
+        max_read_bytes: int = 1048576,
+        max_background: int = 64,
+        read_ahead_bytes: int = 1048576,
+        journal: Literal["auto", "always", "never"] = "auto",
+    ) -> Session:
+        """Go on with a mount whose process died; duplicates ``device_fd``."""
+    @property
+    def control_fd(self) -> int:
+        """Hands the descriptor over: pyfuse3 closes it in ``pyfuse3.close()``."""
+    @property
+    def device_fd(self) -> int: ...
+    @property
+    def ended_fd(self) -> int:
+        """Readable once the kernel has ended the session (unmounted or aborted)."""
+    @property
+    def ended(self) -> bool: ...
+    def add_file(self, inode: int, read_file: ReadFile) -> None: ...
+    def remove_file(self, inode: int) -> None: ...
+    def start(self) -> None:
+        """Start serving. After ``resume`` the files must have been added before, so that their reads find them."""
+    def stop(self) -> None:
+        """Stop serving and leave the mount; readers wait for a successor."""
+    def unmount(self, *, lazy: bool = False) -> None: ...
+    def info(self) -> dict[str, Any]:
+        """Negotiated values as the kernel uses them, and ``fallbacks``: capability → why it is not used."""
+    def statistics(self) -> dict[str, int]: ...
+
+def build_image(
+    *,
+    layers: Sequence[str] = (),
+    directory: str = "",
+    output_path: str,
+    spool_dir: str,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """An EROFS image from a root directory or from layer tars in order.
+
+    Returns image_bytes, meta_bytes, files and extents (offsets at which files start). ``progress`` gets the stage,
+    the bytes done and the bytes in all. OSError, UsageError, IntegrityError.
+    """
+
+def chunk_image(
+    image_path: str,
+    blob_path: str,
+    *,
+    meta_bytes: int,
+    extents: Sequence[int],
+    average_bytes: int,
+    level: int,
+    threads: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ChunkMap:
+    """Cut an image into chunks, write them to ``blob_path``, return the map."""
+
+def mount_erofs(image_path: str, target: str) -> str:
+    """Mount an EROFS image file; returns ``file+directio``, ``file`` or ``loop:/dev/loopN``. OSError."""
+
+def mount_overlay(lower: Sequence[str], upper: str, work: str, target: str) -> None: ...
+def mount_bind(source: str, target: str, *, recursive: bool = True, read_only: bool = False) -> None: ...
+def umount(target: str, *, lazy: bool = False) -> None: ...
+def spawn_namespaced(
+    root: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    *,
+    binds: Sequence[tuple[str, str, bool]] = (),
+    hostname: str = "",
+    uid: int = 0,
+    gid: int = 0,
+) -> int:
+    """Start a command in namespaces and a root of its own.
+
+    Returns the pid of the namespace's init, a child of this process that exits with the command's code. ``binds``:
+    (source, target, read only). FileNotFoundError and PermissionError come from exec; OSError from other steps.
+    """
