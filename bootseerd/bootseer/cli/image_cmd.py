@@ -143,7 +143,7 @@ def run(
         environment[name] = value
     chosen = runtimes.choose(runtime)
     wanted = runtimes.Command(
-        argv=command or [],
+        argv=command[1:] if command and command[0] == "--" else command or [],
         env=environment,
         workdir=workdir,
         user=user,

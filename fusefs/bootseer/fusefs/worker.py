@@ -8,6 +8,7 @@ standard input before work has come ends it; after that the daemon may come and 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -139,14 +140,18 @@ class Worker:
                 case "ready":
                     self.file.mark_ready()
                 case "unmount":
-                    await trio.to_thread.run_sync(self.session.unmount, call.lazy)
+                    await trio.to_thread.run_sync(lambda: self.session.unmount(lazy=call.lazy))
                     ending = True
                 case "stop":
                     ending = True
         except OSError as error:
-            reply.error = wire.ErrorBody("busy" if error.errno == 16 else "os", f"{error.strerror or error}")
+            code = "busy" if error.errno == errno.EBUSY else InternalError.code
+            reply.error = wire.ErrorBody(code, error.strerror or str(error))
         except BootseerError as error:
             reply.error = wire.ErrorBody.of(error)
+        except Exception as error:  # a fault in one call must not end the mount
+            log.exception("%r failed", line[:100])
+            reply.error = wire.ErrorBody(InternalError.code, f"{type(error).__name__}: {error}")
         await connection.sendmsg([wire.encode(reply) + b"\n"], ancillary)
         if ending:
             pyfuse3.terminate()
