@@ -34,7 +34,14 @@ def build(build_dir: Path = BUILD_DIR) -> Path:
         packages = rootfs / "usr/local/lib/python3.11/dist-packages"
         _run(
             output,
-            *(sys.executable, "-m", "pip", "install", "--no-warn-script-location", "--disable-pip-version-check"),
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--no-warn-script-location",
+                "--disable-pip-version-check",
+            ),
             *("--target", str(packages), *REQUIREMENTS),
         )
         for leftover in ("var/cache/apt", "var/lib/apt/lists"):
@@ -52,7 +59,18 @@ def layer_tar(build_dir: Path = BUILD_DIR) -> Path:
         _say("packing the full-copy alternative (tar.gz)")
         partial = layer.with_suffix(".partial")
         subprocess.run(
-            ["tar", "--numeric-owner", "--xattrs", "-C", str(rootfs), "-I", "gzip -6", "-cf", str(partial), "."],
+            [
+                "tar",
+                "--numeric-owner",
+                "--xattrs",
+                "-C",
+                str(rootfs),
+                "-I",
+                "gzip -6",
+                "-cf",
+                str(partial),
+                ".",
+            ],
             check=True,
         )
         partial.rename(layer)

@@ -65,7 +65,10 @@ def build_origin(build_dir: Path = _rootfs.BUILD_DIR) -> Path:
     rootfs = _rootfs.build(build_dir)
     origin = build_dir / "origin"
     image = origin / "image"
-    if not (image / "index.json").exists() or image.stat().st_mtime < (build_dir / "rootfs.stamp").stat().st_mtime:
+    if (
+        not (image / "index.json").exists()
+        or image.stat().st_mtime < (build_dir / "rootfs.stamp").stat().st_mtime
+    ):
         shutil.rmtree(image, ignore_errors=True)
         origin.mkdir(exist_ok=True)
         bootseer = Path(sys.executable).parent / "bootseer"
@@ -96,7 +99,10 @@ def full_copy(url: str, directory: Path, digest: str) -> float:
     layer, rootfs = directory / "layer.tar.gz", directory / "rootfs"
     rootfs.mkdir()
     start = time.monotonic()
-    with subprocess.Popen(["curl", "-sSf", url], stdout=subprocess.PIPE) as download, layer.open("wb") as file:
+    with (
+        subprocess.Popen(["curl", "-sSf", url], stdout=subprocess.PIPE) as download,
+        layer.open("wb") as file,
+    ):
         assert download.stdout is not None
         sha256 = hashlib.sha256()
         while block := download.stdout.read(1 << 20):
@@ -215,7 +221,9 @@ def print_table(link: Link, times: Times) -> None:
     print(f"; {times.hot_bytes / 1e6:.0f} MB of the image are hot")
     for name, description in ALTERNATIVES.items():
         seconds = getattr(times, name)
-        print(f"  {name:9} {statistics.median(seconds):7.2f} s  ({min(seconds):.2f}-{max(seconds):.2f})  {description}")
+        print(
+            f"  {name:9} {statistics.median(seconds):7.2f} s  ({min(seconds):.2f}-{max(seconds):.2f})  {description}"
+        )
     sys.stdout.flush()
 
 

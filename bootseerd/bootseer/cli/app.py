@@ -70,7 +70,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout once more at its end
         code = 128 + signal.SIGPIPE
     except PermissionError as error:
-        code = fail(PermissionDeniedError(f"{error.filename or error}: {error.strerror or 'permission denied'}"))
+        code = fail(
+            PermissionDeniedError(f"{error.filename or error}: {error.strerror or 'permission denied'}")
+        )
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = fail(InternalError(f"{where}{error.strerror or error}"))

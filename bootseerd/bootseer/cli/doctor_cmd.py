@@ -39,7 +39,10 @@ def doctor(
     if as_json:
         emit_json(findings)
     else:
-        table(("CHECK", "RESULT", "DETAIL", "HINT"), [(f.check, f.level, f.detail, f.hint or "-") for f in findings])
+        table(
+            ("CHECK", "RESULT", "DETAIL", "HINT"),
+            [(f.check, f.level, f.detail, f.hint or "-") for f in findings],
+        )
     return 1 if any(finding.level == "fail" for finding in findings) else 0
 
 
@@ -128,5 +131,3 @@ def _daemon(client: Client) -> Finding:
     except BootseerError as error:
         return Finding("daemon", "fail", error.message, error.hint or "")
     return Finding("daemon", "ok", f"pid {record.pid}, {len(record.mounts)} mounts")
-
-

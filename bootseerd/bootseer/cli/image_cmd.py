@@ -16,7 +16,11 @@ from bootseer.cli.output import emit, emit_json, fields, say, size, table
 from bootseer.core import wire
 from bootseer.core.errors import NotFoundError, UsageError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Images: convert, start commands in them, look at traces.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Images: convert, start commands in them, look at traces.",
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Reference = Annotated[str, typer.Argument(help="Layout directory or http(s) URL, with :TAG or @sha256:…")]
@@ -27,7 +31,8 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A root directory or an OCI layout.")],
     destination: Annotated[Path, typer.Argument(help="The OCI layout to add the image to.")],
     tag: Annotated[str, typer.Option(help="Name of the image in the layout.")] = "latest",
-    average_chunk_bytes: Annotated[int, typer.Option("--average-chunk", help="Average chunk in bytes.")] = 256 << 10,
+    average_chunk_bytes: Annotated[int, typer.Option("--average-chunk", help="Average chunk in bytes.")] = 256
+    << 10,
     level: Annotated[int, typer.Option(min=1, max=19, help="zstd level.")] = 3,
     as_json: Json = False,
 ) -> None:
@@ -47,14 +52,31 @@ def convert(
                 bar.update(task, description=stage, completed=done_bytes, total=total_bytes)
 
             image = run_convert(
-                source, destination, tag=tag, average_chunk_bytes=average_chunk_bytes, level=level, progress=show
+                source,
+                destination,
+                tag=tag,
+                average_chunk_bytes=average_chunk_bytes,
+                level=level,
+                progress=show,
             )
     else:
-        image = run_convert(source, destination, tag=tag, average_chunk_bytes=average_chunk_bytes, level=level)
+        image = run_convert(
+            source, destination, tag=tag, average_chunk_bytes=average_chunk_bytes, level=level
+        )
     elapsed_s = time.monotonic() - started
     if as_json:
-        emit_json({"digest": image.digest, "tag": tag, "image_bytes": image.image_bytes, "blob_bytes": image.blob_bytes,
-                   "meta_bytes": image.meta_bytes, "chunks": image.chunks, "files": image.files, "elapsed_s": elapsed_s})
+        emit_json(
+            {
+                "digest": image.digest,
+                "tag": tag,
+                "image_bytes": image.image_bytes,
+                "blob_bytes": image.blob_bytes,
+                "meta_bytes": image.meta_bytes,
+                "chunks": image.chunks,
+                "files": image.files,
+                "elapsed_s": elapsed_s,
+            }
+        )
         return
     emit(f"{destination}@{image.digest}")
     say(
@@ -98,7 +120,9 @@ def mount(
 def umount(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="Directory or mount id.")],
-    lazy: Annotated[bool, typer.Option("--lazy", help="Detach now, end when the last user has left.")] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Detach now, end when the last user has left.")
+    ] = False,
 ) -> None:
     """Undo ``image mount``."""
     from bootseer import native
@@ -120,7 +144,9 @@ def umount(
 def run(
     context: typer.Context,
     reference: Reference,
-    command: Annotated[list[str] | None, typer.Argument(help="After --: the command; default: the image's.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="After --: the command; default: the image's.")
+    ] = None,
     runtime: Annotated[str, typer.Option(help="auto, runc, crun or namespaces.")] = "auto",
     prefetch: Annotated[bool, typer.Option(help="Prefetch hot chunks.")] = True,
     record: Annotated[bool, typer.Option(help="Record first uses.")] = True,
@@ -151,7 +177,11 @@ def run(
         volumes=[runtimes.Volume.parse(text) for text in volume or []],
     )
     request = wire.MountRequest(
-        image=_absolute(reference), prefetch=prefetch, record=record, background_fill=background_fill, label="run"
+        image=_absolute(reference),
+        prefetch=prefetch,
+        record=record,
+        background_fill=background_fill,
+        label="run",
     )
     made = client.mount(request)
     try:
@@ -196,7 +226,8 @@ def trace(
                 "hot_bytes": hot_bytes,
                 "chunks": chunk_map.chunk_count,
                 "records": [
-                    {"offset": offset, "length": length, "pid": pid, "t_ns": t_ns} for offset, length, pid, t_ns in records
+                    {"offset": offset, "length": length, "pid": pid, "t_ns": t_ns}
+                    for offset, length, pid, t_ns in records
                 ],
             }
         )
@@ -239,14 +270,19 @@ def list_images(context: typer.Context, as_json: Json = False) -> None:
         return
     table(
         ("MOUNT", "STATE", "IMAGE", "DIGEST", "WHERE"),
-        [(m.id, m.state, m.image, m.digest[:19], m.label.removeprefix("mount:") or m.fuse_mountpoint) for m in mounts],
+        [
+            (m.id, m.state, m.image, m.digest[:19], m.label.removeprefix("mount:") or m.fuse_mountpoint)
+            for m in mounts
+        ],
     )
 
 
 @app.command()
 def inspect(
     context: typer.Context,
-    reference: Annotated[str, typer.Argument(help="An image reference, or the id of a mount for its statistics.")],
+    reference: Annotated[
+        str, typer.Argument(help="An image reference, or the id of a mount for its statistics.")
+    ],
     as_json: Json = False,
 ) -> None:
     """An image's manifest, sizes and chunks; or the statistics of a mount."""
@@ -289,4 +325,6 @@ def _find(client: Client, target: str) -> wire.Mount:
     for found in client.mounts():
         if target == found.id or absolute in {found.label.removeprefix("mount:"), found.fuse_mountpoint}:
             return found
-    raise NotFoundError(f"nothing of ours is mounted on {target}", hint="`bootseer image ls` lists the mounts")
+    raise NotFoundError(
+        f"nothing of ours is mounted on {target}", hint="`bootseer image ls` lists the mounts"
+    )

@@ -76,7 +76,9 @@ async def _handle(request: Request, handler: Handler) -> tuple[int, object]:
         return _STATUS.get(error.code, 500), wire.ErrorBody.of(error)
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
-        return 500, wire.ErrorBody("internal", f"{type(error).__name__}: {error}", "this is a bug, see the daemon's log")
+        return 500, wire.ErrorBody(
+            "internal", f"{type(error).__name__}: {error}", "this is a bug, see the daemon's log"
+        )
 
 
 async def _receive(connection: h11.Connection, stream: trio.abc.Stream) -> Request | None:

@@ -84,7 +84,9 @@ def _lock(run_dir: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise errors.ConfigError(f"another bootseerd runs on {run_dir}", hint="give this one its own --run-dir") from None
+        raise errors.ConfigError(
+            f"another bootseerd runs on {run_dir}", hint="give this one its own --run-dir"
+        ) from None
     return fd
 
 
@@ -92,8 +94,12 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="bootseerd", description=__doc__)
     parser.add_argument("--socket", type=Path, default=paths.socket_path(), help="API socket (%(default)s)")
-    parser.add_argument("--run-dir", type=Path, default=None, help="run directory (default: beside the socket)")
-    parser.add_argument("--state-dir", type=Path, default=paths.state_dir(), help="cache, traces (%(default)s)")
+    parser.add_argument(
+        "--run-dir", type=Path, default=None, help="run directory (default: beside the socket)"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, default=paths.state_dir(), help="cache, traces (%(default)s)"
+    )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.add_argument("--version", action="version", version=f"bootseerd {version('bootseer')}")
     arguments = parser.parse_args()

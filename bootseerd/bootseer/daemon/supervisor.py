@@ -16,7 +16,6 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,9 @@ class Supervisor:
         except errors.BootseerError as error:
             self._set(entry, state=previous)
             if error.code == "busy" or "busy" in error.message.lower():
-                raise errors.UsageError(f"mount {mount_id} is busy", hint="end its users, or unmount lazily") from None
+                raise errors.UsageError(
+                    f"mount {mount_id} is busy", hint="end its users, or unmount lazily"
+                ) from None
             raise
         self._forget(entry)
         return entry.spec.mount
@@ -178,7 +179,9 @@ class Supervisor:
             restarts=0,
             created_unix_s=time.time(),
             config=image.config,
-            trace_path=str(self._traces.recording_path(image.manifest_digest, mount_id)) if request.record else "",
+            trace_path=str(self._traces.recording_path(image.manifest_digest, mount_id))
+            if request.record
+            else "",
             label=request.label,
         )
         return wire.WorkerSpec(
@@ -200,7 +203,11 @@ class Supervisor:
         self._spare = Spare(self.run_dir / "worker.log")
 
     async def _start_worker(self, directory: Path, device_fd: int | None) -> tuple[int, int]:
-        spare = self._spare if self._spare is not None and self._spare.alive else Spare(self.run_dir / "worker.log")
+        spare = (
+            self._spare
+            if self._spare is not None and self._spare.alive
+            else Spare(self.run_dir / "worker.log")
+        )
         self._spare = None
         try:
             pid, fd = await spare.start(directory, device_fd)

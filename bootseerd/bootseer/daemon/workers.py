@@ -58,7 +58,9 @@ class Spare:
             self.discard()
             if ready is not None and ready.error is not None:
                 raise errors.from_code(ready.error.code, ready.error.message, ready.error.hint)
-            raise errors.InternalError("a worker died while it started", hint="see worker.log in the run directory")
+            raise errors.InternalError(
+                "a worker died while it started", hint="see worker.log in the run directory"
+            )
         return ready.pid, received[0]
 
     def discard(self) -> None:
@@ -69,7 +71,9 @@ class Spare:
         self.process.wait()
 
 
-async def call(directory: Path, op: wire.WorkerOp, *, lazy: bool = False) -> tuple[wire.WorkerReply, int | None]:
+async def call(
+    directory: Path, op: wire.WorkerOp, *, lazy: bool = False
+) -> tuple[wire.WorkerReply, int | None]:
     """One request to the worker of a mount, on a connection of its own; errors of the worker are raised here.
 
     The descriptor that came with the answer (``hello`` only) is the caller's to close.
@@ -79,7 +83,9 @@ async def call(directory: Path, op: wire.WorkerOp, *, lazy: bool = False) -> tup
             connection = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with connection:
                 await connection.connect(str(directory / "worker.sock"))
-                await trio.SocketStream(connection).send_all(wire.encode(wire.WorkerCall(op, lazy=lazy)) + b"\n")
+                await trio.SocketStream(connection).send_all(
+                    wire.encode(wire.WorkerCall(op, lazy=lazy)) + b"\n"
+                )
                 data, fds = b"", []
                 while not data.endswith(b"\n"):
                     received, ancillary, _, _ = await connection.recvmsg(65536, socket.CMSG_LEN(4))
@@ -88,7 +94,9 @@ async def call(directory: Path, op: wire.WorkerOp, *, lazy: bool = False) -> tup
                         raise errors.InternalError("the worker went away")
                     data += received
     except trio.TooSlowError:
-        raise errors.TimeoutExpiredError(f"the worker did not answer {op} in {_CALL_TIMEOUT_S:.0f} s") from None
+        raise errors.TimeoutExpiredError(
+            f"the worker did not answer {op} in {_CALL_TIMEOUT_S:.0f} s"
+        ) from None
     except OSError as error:
         raise errors.InternalError(f"the worker cannot be reached: {error.strerror}") from None
     reply = wire.decode(data, wire.WorkerReply)

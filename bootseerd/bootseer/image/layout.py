@@ -102,7 +102,9 @@ class HttpStore:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            kind = (
+                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            )
             assert self._parts.hostname is not None
             self._connection = kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
         return self._connection
@@ -196,7 +198,9 @@ def manifest_descriptor(store: Store, tag: str | None, digest: str | None) -> De
     return found
 
 
-def read_manifest(store: Store, descriptor: Descriptor, architecture: str = "amd64") -> tuple[bytes, dict[str, Any]]:
+def read_manifest(
+    store: Store, descriptor: Descriptor, architecture: str = "amd64"
+) -> tuple[bytes, dict[str, Any]]:
     """Follow a descriptor (through an index, by platform) to an image manifest; returns its bytes and content."""
     for _ in range(4):
         data = read_blob(store, descriptor.get("digest"), MAX_JSON_BYTES)
@@ -205,7 +209,9 @@ def read_manifest(store: Store, descriptor: Descriptor, architecture: str = "amd
         if media_type not in INDEX_TYPES:
             return data, value
         entries = descriptors(value, "manifests", f"index {descriptor.get('digest')}")
-        matching = [e for e in entries if (e.get("platform") or {}).get("architecture", architecture) == architecture]
+        matching = [
+            e for e in entries if (e.get("platform") or {}).get("architecture", architecture) == architecture
+        ]
         if not matching:
             raise NotFoundError(f"{store.name} has no image for {architecture}")
         descriptor = matching[0]

@@ -47,7 +47,9 @@ def resolve(reference: str, *, state_dir: Path | None = None, timeout_s: float =
         manifest_data, manifest = layout.read_manifest(store, descriptor)
         digest = layout.digest_of(manifest_data)
         map_layer, blob_layer = _layers(manifest, digest)
-        config_data = layout.read_blob(store, _digest(manifest.get("config"), "config"), layout.MAX_JSON_BYTES)
+        config_data = layout.read_blob(
+            store, _digest(manifest.get("config"), "config"), layout.MAX_JSON_BYTES
+        )
         map_data = layout.read_blob(store, map_layer["digest"], layout.MAX_MAP_BYTES)
         _save(state_dir, digest, manifest_data, config_data, map_data)
     size = blob_layer.get("size")
@@ -69,7 +71,9 @@ def open_store(reference: Reference, timeout_s: float) -> layout.Store:
         return layout.HttpStore(reference.location, timeout_s)
     root = Path(reference.location)
     if not root.is_dir():
-        raise NotFoundError(f"{root} is not a directory", hint="an image is an OCI layout directory or an http(s) URL")
+        raise NotFoundError(
+            f"{root} is not a directory", hint="an image is an OCI layout directory or an http(s) URL"
+        )
     return layout.DirectoryStore(root)
 
 
@@ -87,7 +91,9 @@ def _layers(manifest: dict[str, Any], digest: str) -> tuple[layout.Descriptor, l
         raise IntegrityError(f"{digest} is no bootseer image", hint="make one with `bootseer image convert`")
     version = (manifest.get("annotations") or {}).get(layout.FORMAT_ANNOTATION)
     if version != layout.FORMAT:
-        raise IntegrityError(f"image format {str(version)[:40]!r} is not known", hint="a newer bootseer made it")
+        raise IntegrityError(
+            f"image format {str(version)[:40]!r} is not known", hint="a newer bootseer made it"
+        )
     found = {}
     for layer in layout.descriptors(manifest, "layers", f"manifest {digest}"):
         found[layer.get("mediaType")] = layer

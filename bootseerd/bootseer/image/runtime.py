@@ -30,9 +30,21 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What container engines grant by default.
 _CAPABILITIES = [
     f"CAP_{name}"
-    for name in (
-        "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT"
-    ).split()
+    for name in [
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT",
+    ]
 ]
 
 
@@ -170,7 +182,9 @@ def _resolve_user(root: Path, user: str) -> tuple[int, int]:
         else:
             raise UsageError(f"the image has no user {name}")
     if group:
-        entry = next((e for e in _colon_file(root / "etc/group") if len(e) > 2 and group in {e[0], e[2]}), None)
+        entry = next(
+            (e for e in _colon_file(root / "etc/group") if len(e) > 2 and group in {e[0], e[2]}), None
+        )
         if entry is None and not group.isdecimal():
             raise UsageError(f"the image has no group {group}")
         gid = int(entry[2]) if entry is not None else int(group)
@@ -190,7 +204,12 @@ def runtime_config(root: Path, process: Mapping[str, Any], command: Command) -> 
     plain = ["nosuid", "noexec", "nodev"]
     mounts: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
-        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
+        {
+            "destination": "/dev",
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "mode=755", "size=65536k"],
+        },
         {
             "destination": "/dev/pts",
             "type": "devpts",
@@ -201,10 +220,14 @@ def runtime_config(root: Path, process: Mapping[str, Any], command: Command) -> 
         {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": plain},
         {"destination": "/sys", "type": "none", "source": "/sys", "options": ["rbind", *plain, "ro"]},
     ]
-    binds = [Volume("/etc/resolv.conf", "/etc/resolv.conf", True)] if Path("/etc/resolv.conf").exists() else []
+    binds = (
+        [Volume("/etc/resolv.conf", "/etc/resolv.conf", True)] if Path("/etc/resolv.conf").exists() else []
+    )
     for volume in [*binds, *command.volumes]:
         options = ["rbind", "ro" if volume.read_only else "rw"]
-        mounts.append({"destination": volume.target, "type": "none", "source": volume.source, "options": options})
+        mounts.append(
+            {"destination": volume.target, "type": "none", "source": volume.source, "options": options}
+        )
     return {
         "ociVersion": "1.0.2",
         "process": dict(process),

@@ -59,7 +59,9 @@ class Operations(pyfuse3.Operations):
         entry.entry_timeout = entry.attr_timeout = _FOREVER_S if node.generate is None else 0.0
         return entry
 
-    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         """Find a name."""
         node = self._tree.lookup(parent_inode, name)
         if node is None:
@@ -148,5 +150,3 @@ class Operations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
         """No attributes."""
         return []
-
-

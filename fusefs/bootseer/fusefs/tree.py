@@ -50,7 +50,12 @@ class Tree:
         return self._add(parent, name, stat.S_IFREG | 0o444, None, generate)
 
     def _add(
-        self, parent: int, name: bytes, mode: int, size_bytes: int | None, generate: Callable[[], bytes] | None
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        size_bytes: int | None,
+        generate: Callable[[], bytes] | None,
     ) -> int:
         directory = self._nodes[parent]
         if not directory.is_dir:
