@@ -108,8 +108,11 @@ class ErofsReader {
   }
 
   void load_xattrs(ErofsFile& file, std::uint64_t from, std::uint64_t length) const {
-    static const std::map<unsigned, std::string> kPrefixes{
-        {1, "user."}, {2, "system.posix_acl_access"}, {3, "system.posix_acl_default"}, {4, "trusted."}, {6, "security."}};
+    static const std::map<unsigned, std::string> kPrefixes{{1, "user."},
+                                                           {2, "system.posix_acl_access"},
+                                                           {3, "system.posix_acl_default"},
+                                                           {4, "trusted."},
+                                                           {6, "security."}};
     if (length == 0) return;
     require(u8(from + 4) == 0, "shared xattrs");
     for (std::uint64_t entry = from + 12; entry < from + length;) {
