@@ -71,7 +71,8 @@ void mount_overlay(const std::vector<std::string>& lower, const std::string& upp
 }
 
 void mount_bind(const std::string& source, const std::string& target, bool recursive, bool read_only) {
-  const unsigned long flags = MS_BIND | (recursive ? MS_REC : 0UL);
+  unsigned long flags = MS_BIND;
+  if (recursive) flags |= MS_REC;
   if (::mount(source.c_str(), target.c_str(), nullptr, flags, nullptr) != 0) {
     throw_errno("bind " + source + " on " + target);
   }
