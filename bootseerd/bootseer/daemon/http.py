@@ -87,7 +87,7 @@ async def _receive(connection: h11.Connection, stream: trio.abc.Stream) -> Reque
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await stream.receive_some(65536))
+            connection.receive_data(bytes(await stream.receive_some(65536)))
         elif isinstance(event, h11.Request):
             head = event
         elif isinstance(event, h11.Data):

@@ -26,7 +26,7 @@ class Spare:
             # A session of its own: a signal to the daemon's process group must not end a mount.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "bootseer.fusefs.worker"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
