@@ -225,9 +225,11 @@ def test_a_frame_that_does_not_decompress_is_an_integrity_error(tmp_path: Path, 
 
 
 def test_an_unannounced_long_body_is_an_error(image: Image) -> None:
-    with serve(image.blob, "long_chunked") as origin:
-        with pytest.raises(BackendUnavailableError, match="more bytes"):
-            _core.open_source(origin.url, retries=0).read(0, 100)
+    with (
+        serve(image.blob, "long_chunked") as origin,
+        pytest.raises(BackendUnavailableError, match="more bytes"),
+    ):
+        _core.open_source(origin.url, retries=0).read(0, 100)
 
 
 def test_origin_down(tmp_path: Path, image: Image) -> None:
