@@ -293,6 +293,7 @@ void Fetcher::set_plan(std::span<const PlanEntry> plan) {
   }
   planner_.set_plan(order);
   pump_locked();
+  timer_wanted_.notify_one();
 }
 
 void Fetcher::start_background() noexcept {

@@ -232,11 +232,12 @@ void Fetcher::request_ended(Request& request, const FetchOutcome& outcome) {
         active_.erase(at);
         planner_.revisit(frame);
       }
-      if (request.priority() != Priority::demand) {
-        const auto pause = std::min<std::chrono::nanoseconds>(
-            kLongestPause, kFirstPause * (1 << std::min(prefetch_failures_, 6U)));
-        prefetch_paused_until_ = Clock::now() + pause;
-        ++prefetch_failures_;
+      const auto now = Clock::now();
+      // Requests that fail together count as one failure.
+      if (request.priority() != Priority::demand && now >= prefetch_paused_until_) {
+        const auto pause = kFirstPause * (1 << std::min(prefetch_failures_++, 6U));
+        prefetch_paused_until_ = now + std::min<std::chrono::nanoseconds>(kLongestPause, pause);
+        timer_wanted_.notify_one();
       }
     }
     pump_locked();
