@@ -14,13 +14,15 @@
 
 namespace bootseer {
 
+struct FakeFaults {
+  double fail = 0;  // probability that a fetch ends early with a reset
+  double lie = 0;   // probability that one delivered byte is wrong
+  std::size_t piece_bytes = 16 * 1024;
+};
+
 class FakeSource final : public Source {
  public:
-  struct Faults {
-    double fail = 0;  // probability that a fetch ends early with a reset
-    double lie = 0;   // probability that one delivered byte is wrong
-    std::size_t piece_bytes = 16 * 1024;
-  };
+  using Faults = FakeFaults;
   struct Call {
     std::uint64_t offset;
     std::uint64_t length;

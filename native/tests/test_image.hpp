@@ -14,6 +14,16 @@
 
 namespace bootseer {
 
+// mt19937 whose numbers have the type that chunk indices have.
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  std::uint32_t operator()() { return static_cast<std::uint32_t>(engine_()); }
+
+ private:
+  std::mt19937 engine_;
+};
+
 struct TestImage {
   std::vector<std::byte> raw;
   std::vector<std::byte> blob;
@@ -24,7 +34,7 @@ struct TestImage {
 
 // Compressed, stored and zero chunks of 4 to 64 KiB, some sharing their bytes, a short one at the end.
 inline TestImage make_test_image(std::uint32_t count, unsigned seed = 1) {
-  std::mt19937 random(seed);
+  Random random(seed);
   TestImage image;
   std::vector<Chunk> chunks;
   for (std::uint32_t i = 0; i < count; ++i) {
