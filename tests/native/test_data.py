@@ -155,7 +155,7 @@ def test_equal_chunks_share_one_fetch(tmp_path: Path) -> None:
     image = Image(raw + base.raw[entries[1][0] : entries[1][0] + entries[1][1]], base.blob, twins)
     with serve(image.blob) as origin, open_file(tmp_path, image, origin.url) as file:
         assert file.pread(0, len(image.raw)) == image.raw
-        assert file.is_complete()
+        wait_until(file.is_complete)  # readers are answered before the disk write
         asked = sum(last - first + 1 for first, last in origin.requests)
         assert asked == sum(entry[3] for entry in entries)
 
