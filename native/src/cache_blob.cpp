@@ -272,11 +272,22 @@ bool CacheBlob::prove(std::uint32_t chunk) noexcept {
   return true;
 }
 
-bool CacheBlob::read(std::uint64_t offset, std::span<std::byte> out) const noexcept {
+bool CacheBlob::read(std::uint64_t offset, std::span<std::byte> out) noexcept {
   const ssize_t got = read_all(data_.get(), out, offset);
   if (got == static_cast<ssize_t>(out.size())) return true;
-  errno = got < 0 ? static_cast<int>(-got) : EIO;  // short: somebody cut the file
+  if (got >= 0) distrust_all();
+  errno = got < 0 ? static_cast<int>(-got) : EIO;
   return false;
+}
+
+// Somebody has cut the file. The next write beyond its end makes zeros out of what was lost, so everything
+// has to be looked at again.
+void CacheBlob::distrust_all() noexcept {
+  for (std::uint32_t i = 0; i < map_.count(); ++i) {
+    if (!is_ready(i) || map_.chunk(i).is_zeros()) continue;
+    claims_[i].store(kUnproven, std::memory_order_release);
+    ready_[i / 64].fetch_and(~(std::uint64_t{1} << (i % 64)), std::memory_order_acq_rel);
+  }
 }
 
 bool CacheBlob::put(std::uint32_t chunk, std::span<const std::byte> raw) noexcept {
@@ -356,8 +367,7 @@ void CacheBlob::sync() noexcept {
     replay_from_file();
     own_bytes_ = 0;
     records = replay_.records();
-    // The marker itself is a record, hence the 1.
-    if (records == 0 || replay_.durable_records() + 1 >= records) return;
+    if (!replay_.has_unproven()) return;
   } catch (const std::exception&) {
     failed(sync_failures_, EIO);
     return;

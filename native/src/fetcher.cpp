@@ -91,6 +91,7 @@ void Fetcher::start(const Pending& read) {
     fail({read}, {"closed", Errc::backend, "the file is closed"});
     return;
   }
+  bool is_new_miss = false;
   for (const std::uint32_t chunk : missing) {
     if (const auto kept = memory_.find(chunk)) {
       copy_part(*read, map_.chunk(chunk), *kept);
@@ -98,12 +99,12 @@ void Fetcher::start(const Pending& read) {
     } else if (blob_.is_ready(chunk)) {  // arrived since we looked
       read->local.push_back(chunk);
     } else {
-      attach_locked(read, chunk);
+      is_new_miss = attach_locked(read, chunk) || is_new_miss;
     }
   }
   if (read->missing > 0) {
     park_locked(read);
-    read_ahead_locked(first, last);
+    if (is_new_miss) read_ahead_locked(first, last);
     pump_locked();
     return;
   }
@@ -138,7 +139,7 @@ bool Fetcher::copy_from_twin(std::uint32_t chunk) noexcept {
   return false;
 }
 
-void Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
+bool Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
   const std::uint32_t frame = frames_.of(chunk);
   auto [at, is_new] = active_.try_emplace(frame);
   Active& active = at->second;
@@ -150,18 +151,20 @@ void Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
       read->met_prefetch = true;
       ++counters_.late_queued;
     }
-    return;
+    return true;
   }
   if (active.origin == Origin::prefetch) read->met_prefetch = true;
-  if (active.origin == Origin::demand) return;
+  if (active.origin == Origin::demand) return false;
   if (active.stage == Active::Stage::in_flight) source_.promote(active.ticket);
   if (active.stage == Active::Stage::decoding) {
     const auto job = std::find_if(decode_other_.begin(), decode_other_.end(),
                                   [frame](const DecodeJob& other) { return other.frame == frame; });
-    if (job == decode_other_.end()) return;
-    decode_demand_.push_back(std::move(*job));
-    decode_other_.erase(job);
+    if (job != decode_other_.end()) {
+      decode_demand_.push_back(std::move(*job));
+      decode_other_.erase(job);
+    }
   }
+  return false;
 }
 
 void Fetcher::park_locked(const Pending& read) {
@@ -293,6 +296,7 @@ void Fetcher::set_plan(std::span<const PlanEntry> plan) {
   }
   planner_.set_plan(order);
   pump_locked();
+  timer_wanted_.notify_one();
 }
 
 void Fetcher::start_background() noexcept {

@@ -232,11 +232,12 @@ void Fetcher::request_ended(Request& request, const FetchOutcome& outcome) {
         active_.erase(at);
         planner_.revisit(frame);
       }
-      if (request.priority() != Priority::demand) {
-        const auto pause = std::min<std::chrono::nanoseconds>(
-            kLongestPause, kFirstPause * (1 << std::min(prefetch_failures_, 6U)));
-        prefetch_paused_until_ = Clock::now() + pause;
-        ++prefetch_failures_;
+      const auto now = Clock::now();
+      // Requests that fail together count as one failure.
+      if (request.priority() != Priority::demand && now >= prefetch_paused_until_) {
+        const auto pause = kFirstPause * (1 << std::min(prefetch_failures_++, 6U));
+        prefetch_paused_until_ = now + std::min<std::chrono::nanoseconds>(kLongestPause, pause);
+        timer_wanted_.notify_one();
       }
     }
     pump_locked();
@@ -250,14 +251,16 @@ void Fetcher::request_ended(Request& request, const FetchOutcome& outcome) {
 void Fetcher::read_ahead_locked(std::uint32_t first_chunk, std::uint32_t last_chunk) {
   if (!planner_.is_done()) return;
   Stream* stream = &streams_[0];
+  bool goes_on = false;
   for (Stream& candidate : streams_) {
-    if (candidate.next_chunk == first_chunk || candidate.next_chunk == first_chunk + 1) {
+    // A chunk left out is still a walk through the file.
+    goes_on = first_chunk == candidate.next_chunk || first_chunk == candidate.next_chunk + 1;
+    if (goes_on) {
       stream = &candidate;
       break;
     }
     if (candidate.used < stream->used) stream = &candidate;
   }
-  const bool goes_on = stream->next_chunk == first_chunk || stream->next_chunk == first_chunk + 1;
   stream->run = goes_on ? std::min(std::max(1U, stream->run * 2), kMaxReadAheadChunks) : 0;
   stream->used = ++stream_clock_;
   std::uint32_t chunk = last_chunk + 1;

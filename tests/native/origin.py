@@ -178,6 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64  # of connections; the default of 5 makes a client that opens eight wait for a second
     origin: Origin
     release: threading.Event
 

@@ -113,7 +113,7 @@ def test_a_read_that_meets_its_prefetch_waits_for_it(tmp_path: Path, image: Imag
         assert file.pread(0, 5000) == image.raw[:5000]
         statistics = file.statistics()
         assert statistics["lateness_count"] == 1
-        assert statistics["lateness_p50_ns"] > 0
+        assert float(statistics["lateness_p50_ns"]) > 0
         assert statistics["demand_requests"] == 0
         assert sum(last - first + 1 for first, last in origin.requests) <= len(image.blob)
 
@@ -123,7 +123,7 @@ def test_background_fill_completes_the_file_once_ready(tmp_path: Path, image: Im
         assert file.pread(0, 100) == image.raw[:100]
         file.mark_ready()
         wait_until(file.is_complete)
-        assert file.statistics()["background_bytes"] > 0
+        assert float(file.statistics()["background_bytes"]) > 0
         assert Path(file.local_path()).read_bytes() == image.raw
 
 
@@ -132,7 +132,7 @@ def test_sequential_misses_are_read_ahead(tmp_path: Path, image: Image) -> None:
         for chunk in range(image.map.chunk_count):
             raw_offset = image.map.chunk(chunk)[0]
             file.pread(raw_offset, 100)
-        assert file.statistics()["read_ahead_bytes"] > 0
+        assert float(file.statistics()["read_ahead_bytes"]) > 0
         assert len(origin.requests) < image.map.chunk_count - 8
 
 
@@ -155,7 +155,7 @@ def test_equal_chunks_share_one_fetch(tmp_path: Path) -> None:
     image = Image(raw + base.raw[entries[1][0] : entries[1][0] + entries[1][1]], base.blob, twins)
     with serve(image.blob) as origin, open_file(tmp_path, image, origin.url) as file:
         assert file.pread(0, len(image.raw)) == image.raw
-        assert file.is_complete()
+        wait_until(file.is_complete)  # readers are answered before the disk write
         asked = sum(last - first + 1 for first, last in origin.requests)
         assert asked == sum(entry[3] for entry in entries)
 
@@ -209,7 +209,7 @@ def test_a_bad_origin_is_an_error_with_a_reason_and_never_wrong_bytes(
             file.pread(offset, length)
         assert "\n" not in str(caught.value)
         statistics = file.statistics()
-        assert statistics[f"error_{reason}"] >= 1
+        assert float(statistics[f"error_{reason}"]) >= 1
         assert str(statistics["last_error"]).startswith(f"{reason}: ")
         # It heals by itself.
         origin.default = "ok"
@@ -221,7 +221,7 @@ def test_a_frame_that_does_not_decompress_is_an_integrity_error(tmp_path: Path, 
     with serve(image.blob, "lie") as origin, open_file(tmp_path, image, origin.url) as file:
         with pytest.raises(IntegrityError):
             file.pread(offset, length)
-        assert file.statistics()["error_bad_frame"] >= 1
+        assert float(file.statistics()["error_bad_frame"]) >= 1
 
 
 def test_an_unannounced_long_body_is_an_error(image: Image) -> None:
@@ -499,7 +499,8 @@ directory, key, map_path, blob, raw = sys.argv[1:]
 want = open(raw, "rb").read()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 cache = _core.Cache(directory, sync_interval_s=60)
-file = _core.BlockFile(cache, key, _core.ChunkMap.load(map_path), _core.open_source(blob), background_fill=False)
+file = _core.BlockFile(cache, key, _core.ChunkMap.load(map_path), _core.open_source(blob),
+                       background_fill=False)
 limit = len(want) // 2
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 file.prefetch([(i, i) for i in range(_core.ChunkMap.load(map_path).chunk_count)])
@@ -507,8 +508,8 @@ for _ in range(3):
     for offset in range(0, len(want), 4096):
         assert file.pread(offset, 4096) == want[offset:offset + 4096], offset
 statistics = file.statistics()
-assert statistics["fallback_cache_write_failed"] > 0
-assert statistics["fallback_served_from_memory"] > 0
+assert float(statistics["fallback_cache_write_failed"]) > 0
+assert float(statistics["fallback_served_from_memory"]) > 0
 assert statistics["errors"] == 0
 assert not file.is_complete()
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -557,7 +558,7 @@ def test_usage_counts_disk_blocks(tmp_path: Path, image: Image) -> None:
 
 def test_the_trace_of_a_run_is_the_plan_of_the_next(tmp_path: Path, image: Image) -> None:
     path = tmp_path / "trace"
-    order = [9, 2, 17, 5]
+    order = [9, 2, 16, 5]
     with serve(image.blob) as origin:
         with open_file(tmp_path / "a", image, origin.url, trace_path=str(path)) as file:
             for chunk in order:

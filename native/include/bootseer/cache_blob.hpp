@@ -50,7 +50,7 @@ class CacheBlob {
   bool prove(std::uint32_t chunk) noexcept;
 
   // Reads image bytes from the data file. False (errno set) unless all were read.
-  bool read(std::uint64_t offset, std::span<std::byte> out) const noexcept;
+  bool read(std::uint64_t offset, std::span<std::byte> out) noexcept;
 
   // Stores verified bytes and makes the chunk ready. False when the disk refuses; it then refuses without
   // trying for a moment, so that a full disk does not cost a system call per chunk.
@@ -87,6 +87,7 @@ class CacheBlob {
   void settle(std::uint32_t chunk) noexcept;
   void settle_all() noexcept;
   void claim_unrecorded_data() noexcept;
+  void distrust_all() noexcept;
   void set_ready(std::uint32_t chunk) noexcept;
   void append(cache_log::Kind kind, std::uint32_t value, std::uint32_t data_crc) noexcept;
   void failed(std::atomic<std::uint64_t>& counter, int error) noexcept;

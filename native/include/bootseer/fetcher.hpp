@@ -126,7 +126,7 @@ class Fetcher {
   void park_locked(const Pending& read);
   bool find_local(std::uint32_t chunk) noexcept;
   bool copy_from_twin(std::uint32_t chunk) noexcept;
-  void attach_locked(const Pending& read, std::uint32_t chunk);
+  bool attach_locked(const Pending& read, std::uint32_t chunk);  // true: nobody had asked for it
   void read_ahead_locked(std::uint32_t first_chunk, std::uint32_t last_chunk);
   void finish(const Pending& read);
   static void fail(const std::vector<Pending>& reads, const Reason& reason) noexcept;
@@ -190,7 +190,7 @@ class Fetcher {
   bool background_at_once_ = false;
   bool twins_are_copied_ = false;
   struct Stream {
-    std::uint32_t next_chunk = 0xffffffff;
+    std::uint32_t next_chunk = 0xfffffff0;  // far from any chunk
     std::uint32_t run = 0;
     std::uint64_t used = 0;
   };
