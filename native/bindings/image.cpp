@@ -18,8 +18,9 @@ ProgressCallback progress_of(const py::object& callback, const char* stage) {
   };
 }
 
-py::dict build_image(const std::vector<std::string>& layers, const std::string& directory, const std::string& output_path,
-                     const std::string& spool_dir, const py::object& progress) {
+py::dict build_image(const std::vector<std::string>& layers, const std::string& directory,
+                     const std::string& output_path, const std::string& spool_dir,
+                     const py::object& progress) {
   ErofsImage image;
   {
     const ProgressCallback report = progress_of(progress, "building");
@@ -36,8 +37,8 @@ py::dict build_image(const std::vector<std::string>& layers, const std::string& 
 }
 
 ChunkMap chunk(const std::string& image_path, const std::string& blob_path, std::uint64_t meta_bytes,
-               const std::vector<std::uint64_t>& extents, std::uint32_t average_bytes, int level, unsigned threads,
-               const py::object& progress) {
+               const std::vector<std::uint64_t>& extents, std::uint32_t average_bytes, int level,
+               unsigned threads, const py::object& progress) {
   const ProgressCallback report = progress_of(progress, "compressing");
   const py::gil_scoped_release release;
   return chunk_image(image_path, blob_path, meta_bytes, extents, {average_bytes, level, threads}, report);
@@ -47,11 +48,13 @@ ChunkMap chunk(const std::string& image_path, const std::string& blob_path, std:
 
 void register_image(py::module_& module) {
   module.def("build_image", &build_image, py::kw_only(), py::arg("layers") = std::vector<std::string>{},
-             py::arg("directory") = "", py::arg("output_path"), py::arg("spool_dir"), py::arg("progress") = py::none(),
+             py::arg("directory") = "", py::arg("output_path"), py::arg("spool_dir"),
+             py::arg("progress") = py::none(),
              "Write an EROFS image from a root directory or from layer tars in order.");
-  module.def("chunk_image", &chunk, py::arg("image_path"), py::arg("blob_path"), py::kw_only(), py::arg("meta_bytes"),
-             py::arg("extents"), py::arg("average_bytes"), py::arg("level"), py::arg("threads"),
-             py::arg("progress") = py::none(), "Cut an image into chunks, write the blob, return the map.");
+  module.def("chunk_image", &chunk, py::arg("image_path"), py::arg("blob_path"), py::kw_only(),
+             py::arg("meta_bytes"), py::arg("extents"), py::arg("average_bytes"), py::arg("level"),
+             py::arg("threads"), py::arg("progress") = py::none(),
+             "Cut an image into chunks, write the blob, return the map.");
 }
 
 }  // namespace bootseer

@@ -1,10 +1,9 @@
-#include "bindings.hpp"
-
 #include <bootseer/error.hpp>
 #include <bootseer/read_file.hpp>
-
 #include <memory>
 #include <system_error>
+
+#include "bindings.hpp"
 
 namespace py = pybind11;
 

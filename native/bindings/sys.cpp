@@ -11,9 +11,10 @@ namespace py = pybind11;
 namespace bootseer {
 namespace {
 
-int spawn(const std::string& root, std::vector<std::string> argv, const std::map<std::string, std::string>& env,
-          const std::string& cwd, const std::vector<std::tuple<std::string, std::string, bool>>& binds,
-          const std::string& hostname, uid_t uid, gid_t gid) {
+int spawn(const std::string& root, std::vector<std::string> argv,
+          const std::map<std::string, std::string>& env, const std::string& cwd,
+          const std::vector<std::tuple<std::string, std::string, bool>>& binds, const std::string& hostname,
+          uid_t uid, gid_t gid) {
   SpawnOptions options;
   options.root = root;
   options.argv = std::move(argv);
@@ -33,11 +34,12 @@ void register_sys(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   module.def("mount_erofs", &mount_erofs, py::arg("image_path"), py::arg("target"), Release(),
              "Mount an EROFS image file read-only; returns how.");
-  module.def("mount_overlay", &mount_overlay, py::arg("lower"), py::arg("upper"), py::arg("work"), py::arg("target"),
-             Release(), "Mount an overlay.");
+  module.def("mount_overlay", &mount_overlay, py::arg("lower"), py::arg("upper"), py::arg("work"),
+             py::arg("target"), Release(), "Mount an overlay.");
   module.def("mount_bind", &mount_bind, py::arg("source"), py::arg("target"), py::kw_only(),
              py::arg("recursive") = true, py::arg("read_only") = false, Release(), "Bind-mount.");
-  module.def("umount", &unmount, py::arg("target"), py::kw_only(), py::arg("lazy") = false, Release(), "Unmount.");
+  module.def("umount", &unmount, py::arg("target"), py::kw_only(), py::arg("lazy") = false, Release(),
+             "Unmount.");
   module.def("spawn_namespaced", &spawn, py::arg("root"), py::arg("argv"), py::arg("env"), py::arg("cwd"),
              py::kw_only(), py::arg("binds") = std::vector<std::tuple<std::string, std::string, bool>>{},
              py::arg("hostname") = "", py::arg("uid") = 0, py::arg("gid") = 0,

@@ -175,8 +175,8 @@ PageCutter::PageCutter(std::uint32_t average_bytes)
 
 bool PageCutter::feed(std::span<const std::byte> page) noexcept {
   ++pages_;
-  const bool cut_here =
-      pages_ >= max_pages_ || (pages_ >= min_pages_ && (XXH3_64bits(page.data(), page.size()) & mask_) == mask_);
+  const bool cut_here = pages_ >= max_pages_ ||
+                        (pages_ >= min_pages_ && (XXH3_64bits(page.data(), page.size()) & mask_) == mask_);
   if (cut_here) pages_ = 0;
   return cut_here;
 }

@@ -26,13 +26,15 @@ constexpr std::size_t kInodeBytes = 64;
 constexpr std::uint32_t kMagic = 0xE0F5E1E2;
 constexpr std::uint32_t kCompatChecksum = 1;
 constexpr std::uint32_t kCompatMtime = 2;
-constexpr std::uint16_t kExtended = 1;       // i_format bit 0
+constexpr std::uint16_t kExtended = 1;        // i_format bit 0
 constexpr std::uint16_t kFlatPlain = 0 << 1;  // i_format bits 1-3
 constexpr std::uint16_t kFlatInline = 2 << 1;
 constexpr std::size_t kDirentBytes = 12;
 constexpr std::size_t kXattrHeaderBytes = 12;
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 std::uint8_t file_type(std::uint32_t mode) {
   switch (mode & S_IFMT) {
@@ -57,8 +59,11 @@ std::uint8_t file_type(std::uint32_t mode) {
 
 // Name index and the rest of the name, as an xattr entry stores them.
 std::pair<std::uint8_t, std::string> split_xattr(const std::string& name) {
-  static const std::array<std::pair<const char*, std::uint8_t>, 5> kPrefixes{{
-      {"user.", 1}, {"system.posix_acl_access", 2}, {"system.posix_acl_default", 3}, {"trusted.", 4}, {"security.", 6}}};
+  static const std::array<std::pair<const char*, std::uint8_t>, 5> kPrefixes{{{"user.", 1},
+                                                                              {"system.posix_acl_access", 2},
+                                                                              {"system.posix_acl_default", 3},
+                                                                              {"trusted.", 4},
+                                                                              {"security.", 6}}};
   for (const auto& [prefix, index] : kPrefixes) {
     if (name.starts_with(prefix)) return {index, name.substr(std::strlen(prefix))};
   }
@@ -84,11 +89,11 @@ std::vector<std::byte> encode_xattrs(const TreeNode& node) {
 
 struct Placed {
   TreeNode* node = nullptr;
-  TreeNode* parent = nullptr;         // of a directory, for ".."
-  std::uint64_t offset = 0;           // of the inode in the image
-  std::uint64_t body_bytes = 0;       // directory or symbolic link
-  bool is_inline = false;             // body follows the inode
-  std::uint64_t data_offset = 0;      // of everything else that has data
+  TreeNode* parent = nullptr;     // of a directory, for ".."
+  std::uint64_t offset = 0;       // of the inode in the image
+  std::uint64_t body_bytes = 0;   // directory or symbolic link
+  bool is_inline = false;         // body follows the inode
+  std::uint64_t data_offset = 0;  // of everything else that has data
   std::uint32_t links = 0;
   std::vector<std::byte> xattrs;
 
@@ -98,7 +103,10 @@ struct Placed {
 class Writer {
  public:
   Writer(Tree& tree, const std::string& path, const ProgressCallback& progress)
-      : tree_(tree), path_(path), progress_(progress), fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
+      : tree_(tree),
+        path_(path),
+        progress_(progress),
+        fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
     if (!fd_) throw_errno(path);
   }
 
@@ -216,9 +224,11 @@ class Writer {
       std::byte* at = zone.data() + placed.offset;
       encode_inode(placed, ++number, at);
       std::memcpy(at + kInodeBytes, placed.xattrs.data(), placed.xattrs.size());
-      std::byte* body = placed.is_inline ? at + kInodeBytes + placed.xattrs.size() : zone.data() + placed.data_offset;
+      std::byte* body =
+          placed.is_inline ? at + kInodeBytes + placed.xattrs.size() : zone.data() + placed.data_offset;
       if (placed.node->is_dir()) encode_directory(placed, body);
-      if (placed.node->is_symlink()) std::memcpy(body, placed.node->target.data(), placed.node->target.size());
+      if (placed.node->is_symlink())
+        std::memcpy(body, placed.node->target.data(), placed.node->target.size());
     }
     encode_super(zone);
     write(zone, 0);
@@ -236,7 +246,8 @@ class Writer {
     const std::uint16_t layout = placed.is_inline ? kFlatInline : kFlatPlain;
     const std::size_t xattr_bytes = placed.xattrs.size();
     const std::size_t xattr_count = xattr_bytes == 0 ? 0 : (xattr_bytes - kXattrHeaderBytes) / 4 + 1;
-    if (xattr_count > 65535) throw Error(Errc::usage, "a file has more extended attributes than EROFS can hold");
+    if (xattr_count > 65535)
+      throw Error(Errc::usage, "a file has more extended attributes than EROFS can hold");
     store_le<std::uint16_t>(at, static_cast<std::uint16_t>(kExtended | layout));
     store_le<std::uint16_t>(at + 2, static_cast<std::uint16_t>(xattr_count));
     store_le<std::uint16_t>(at + 4, static_cast<std::uint16_t>(node.mode));

@@ -47,7 +47,8 @@ class LayerApplier {
   void apply(const std::string& path, std::size_t layer) {
     layer_ = layer;
     path_ = path;
-    const std::unique_ptr<archive, decltype(&archive_read_free)> reader(archive_read_new(), archive_read_free);
+    const std::unique_ptr<archive, decltype(&archive_read_free)> reader(archive_read_new(),
+                                                                        archive_read_free);
     archive_read_support_filter_all(reader.get());
     archive_read_support_format_tar(reader.get());
     archive_read_support_format_empty(reader.get());
@@ -132,7 +133,8 @@ class LayerApplier {
     }
     Node node;
     const bool is_directory = archive_entry_filetype(entry) == S_IFDIR;
-    if (const auto old = parent->children.find(base); old != parent->children.end() && old->second->is_dir() && is_directory) {
+    if (const auto old = parent->children.find(base);
+        old != parent->children.end() && old->second->is_dir() && is_directory) {
       node = old->second;  // children of lower layers stay
     } else {
       node = std::make_shared<TreeNode>();
@@ -156,7 +158,8 @@ class LayerApplier {
     const Node parent = directory(parts);
     const auto found = parent->children.find(base);
     if (found == parent->children.end() || found->second->is_dir()) {
-      throw Error(Errc::integrity, path_ + ": a hard link refers to " + name + ", which is no file of the image");
+      throw Error(Errc::integrity,
+                  path_ + ": a hard link refers to " + name + ", which is no file of the image");
     }
     return found->second;
   }

@@ -66,11 +66,12 @@ void mount_overlay(const std::vector<std::string>& lower, const std::string& upp
   std::string options = "lowerdir=";
   for (std::size_t i = 0; i < lower.size(); ++i) options += (i == 0 ? "" : ":") + lower[i];
   options += ",upperdir=" + upper + ",workdir=" + work;
-  if (::mount("overlay", target.c_str(), "overlay", 0, options.c_str()) != 0) throw_errno("mount overlay on " + target);
+  if (::mount("overlay", target.c_str(), "overlay", 0, options.c_str()) != 0)
+    throw_errno("mount overlay on " + target);
 }
 
 void mount_bind(const std::string& source, const std::string& target, bool recursive, bool read_only) {
-  const unsigned long flags = MS_BIND | (recursive ? MS_REC : 0UL);
+  const auto flags = static_cast<unsigned long>(recursive ? MS_BIND | MS_REC : MS_BIND);
   if (::mount(source.c_str(), target.c_str(), nullptr, flags, nullptr) != 0) {
     throw_errno("bind " + source + " on " + target);
   }
@@ -84,7 +85,8 @@ void mount_bind(const std::string& source, const std::string& target, bool recur
 }
 
 void unmount(const std::string& target, bool lazy) {
-  if (::umount2(target.c_str(), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) != 0) throw_errno("umount " + target);
+  if (::umount2(target.c_str(), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) != 0)
+    throw_errno("umount " + target);
 }
 
 }  // namespace bootseer

@@ -33,8 +33,8 @@ struct Device {
   std::string target;
 };
 
-// Everything the child needs, made before it exists: between clone() and exec only system calls are allowed, since
-// other threads of the parent may have held any lock.
+// Everything the child needs, made before it exists: between clone() and exec only system calls are allowed,
+// since other threads of the parent may have held any lock.
 struct Plan {
   std::vector<char*> argv;
   std::vector<char*> env;
@@ -77,25 +77,29 @@ void prepare_target(const char* source, const char* target) {
 void bind(const char* source, const char* target, bool read_only, int report) {
   check(::mount(source, target, nullptr, MS_BIND | MS_REC, nullptr), report, "bind mount");
   if (read_only) {
-    check(::mount(nullptr, target, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr), report, "read-only bind mount");
+    check(::mount(nullptr, target, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr), report,
+          "read-only bind mount");
   }
 }
 
 void set_up_root(const SpawnOptions& options, const Plan& plan) {
   const int report = plan.report;
   check(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), report, "private mounts");
-  check(::mount(options.root.c_str(), options.root.c_str(), nullptr, MS_BIND | MS_REC, nullptr), report, "bind root");
+  check(::mount(options.root.c_str(), options.root.c_str(), nullptr, MS_BIND | MS_REC, nullptr), report,
+        "bind root");
   ::mkdir(plan.proc.c_str(), 0555);
   ::mkdir(plan.sys.c_str(), 0555);
   ::mkdir(plan.dev.c_str(), 0755);
-  check(::mount("proc", plan.proc.c_str(), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr), report, "mount /proc");
+  check(::mount("proc", plan.proc.c_str(), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr), report,
+        "mount /proc");
   bind("/sys", plan.sys.c_str(), true, report);
   check(::mount("tmpfs", plan.dev.c_str(), "tmpfs", MS_NOSUID, "mode=755,size=65536k"), report, "mount /dev");
   ::mkdir(plan.pts.c_str(), 0755);
   ::mkdir(plan.shm.c_str(), 01777);
   // Pseudo terminals are a comfort; a kernel without another instance of devpts does without.
   ::mount("devpts", plan.pts.c_str(), "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620");
-  check(::mount("shm", plan.shm.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777"), report, "mount /dev/shm");
+  check(::mount("shm", plan.shm.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777"), report,
+        "mount /dev/shm");
   for (const Device& device : plan.devices) {
     if (::access(device.source, F_OK) != 0) continue;
     prepare_target(device.source, device.target.c_str());

@@ -23,7 +23,9 @@ struct FileId {
   bool operator==(const FileId&) const = default;
 };
 struct FileIdHash {
-  std::size_t operator()(const FileId& id) const noexcept { return id.inode * 0x9E3779B97F4A7C15ULL ^ id.device; }
+  std::size_t operator()(const FileId& id) const noexcept {
+    return id.inode * 0x9E3779B97F4A7C15ULL ^ id.device;
+  }
 };
 using HardLinks = std::unordered_map<FileId, std::shared_ptr<TreeNode>, FileIdHash>;
 
@@ -136,7 +138,8 @@ void Tree::read(const TreeNode& node, const std::function<void(std::span<const s
     offset = 0;
   }
   const int fd = opened ? opened.get() : spool_.get();
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kReadBytes, node.size_bytes)));
+  std::vector<std::byte> buffer(
+      static_cast<std::size_t>(std::min<std::uint64_t>(kReadBytes, node.size_bytes)));
   for (std::uint64_t left = node.size_bytes; left > 0;) {
     const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(left, buffer.size()));
     const ssize_t n = ::pread(fd, buffer.data(), wanted, static_cast<off_t>(offset));

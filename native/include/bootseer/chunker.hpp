@@ -17,8 +17,8 @@ struct ChunkerOptions {
   unsigned threads = 2;
 };
 
-// Where to cut: depends on the content of 4 KiB pages only, so that equal content gives equal chunks wherever it
-// lies. `feed` pages in order; it answers whether a chunk ends behind the page.
+// Where to cut: depends on the content of 4 KiB pages only, so that equal content gives equal chunks wherever
+// it lies. `feed` pages in order; it answers whether a chunk ends behind the page.
 class PageCutter {
  public:
   explicit PageCutter(std::uint32_t average_bytes);

@@ -12,16 +12,16 @@ namespace bootseer {
 
 struct ErofsImage {
   std::uint64_t image_bytes = 0;
-  std::uint64_t meta_bytes = 0;          // superblock, inodes, directories, symbolic links, xattrs
-  std::uint64_t files = 0;               // inodes
-  std::vector<std::uint64_t> extents;    // offsets at which a regular file's data starts, ascending
+  std::uint64_t meta_bytes = 0;        // superblock, inodes, directories, symbolic links, xattrs
+  std::uint64_t files = 0;             // inodes
+  std::vector<std::uint64_t> extents;  // offsets at which a regular file's data starts, ascending
 };
 
 // Called now and then with the bytes written so far and those that there will be.
 using ProgressCallback = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
 
-// Deterministic: equal trees give equal bytes. Throws std::system_error (ENOSPC, …), Error(usage) for a tree that
-// EROFS cannot hold.
+// Deterministic: equal trees give equal bytes. Throws std::system_error (ENOSPC, …), Error(usage) for a tree
+// that EROFS cannot hold.
 ErofsImage write_erofs(Tree& tree, const std::string& path, const ProgressCallback& progress);
 
 }  // namespace bootseer

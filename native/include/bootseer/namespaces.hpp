@@ -25,9 +25,10 @@ struct SpawnOptions {
   gid_t gid = 0;
 };
 
-// Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The returned
-// child is the namespace's init: it passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the command, reaps, and exits
-// with the command's code (128 + number after a signal). Throws std::system_error when a step or exec fails.
+// Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The
+// returned child is the namespace's init: it passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the command,
+// reaps, and exits with the command's code (128 + number after a signal). Throws std::system_error when a
+// step or exec fails.
 pid_t spawn_namespaced(const SpawnOptions& options);
 
 }  // namespace bootseer

@@ -25,12 +25,12 @@ struct TreeNode {
   std::uint32_t dev_major = 0;
   std::uint32_t dev_minor = 0;
   std::uint64_t size_bytes = 0;
-  std::uint32_t links = 0;                     // names that refer to it; directories are counted by the writer
-  std::map<std::string, std::string> xattrs;   // full name → value
-  std::string target;                          // of a symbolic link
-  std::string path;                            // regular file of a directory source
-  std::uint64_t spool_offset = 0;              // regular file of a layer, when path is empty
-  std::size_t layer = 0;                       // the layer that put it here
+  std::uint32_t links = 0;                    // names that refer to it; directories are counted by the writer
+  std::map<std::string, std::string> xattrs;  // full name → value
+  std::string target;                         // of a symbolic link
+  std::string path;                           // regular file of a directory source
+  std::uint64_t spool_offset = 0;             // regular file of a layer, when path is empty
+  std::size_t layer = 0;                      // the layer that put it here
   std::map<std::string, std::shared_ptr<TreeNode>> children;  // byte-wise order, as EROFS wants it
 
   bool is_dir() const noexcept { return (mode & 0170000U) == 0040000U; }
@@ -46,8 +46,8 @@ class Tree {
   // Walks a directory; nothing outside of it is followed. Throws std::system_error, Error(usage).
   static Tree from_directory(const std::string& root);
 
-  // Applies layer tars (plain, gzip or zstd) in order: OCI image specification 1.1, layer.md. File contents go to an
-  // unlinked spool file in `spool_dir`. Throws Error(integrity) for what is no layer.
+  // Applies layer tars (plain, gzip or zstd) in order: OCI image specification 1.1, layer.md. File contents
+  // go to an unlinked spool file in `spool_dir`. Throws Error(integrity) for what is no layer.
   static Tree from_layers(const std::vector<std::string>& layers, const std::string& spool_dir);
 
   TreeNode& root() noexcept { return *root_; }
