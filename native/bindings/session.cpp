@@ -4,6 +4,7 @@
 #include <bootseer/error.hpp>
 #include <bootseer/local_file.hpp>
 #include <bootseer/session.hpp>
+#include <bootseer/testing/slow_file.hpp>
 
 #include "bindings.hpp"
 
@@ -78,6 +79,15 @@ void register_session(py::module_& module) {
                                                               "A complete local regular file.")
       .def(py::init<const std::string&, bool>(), py::arg("path"), py::kw_only(),
            py::arg("passthrough") = false);
+
+  py::class_<testing::SlowFile, ReadFile, std::shared_ptr<testing::SlowFile>>(
+      module, "_SlowFile", "For tests: the bytes of another file, each read late.")
+      .def(py::init([](std::shared_ptr<ReadFile> inner, double delay_s) {
+             const auto delay = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                 std::chrono::duration<double>(delay_s));
+             return std::make_shared<testing::SlowFile>(std::move(inner), delay);
+           }),
+           py::arg("inner"), py::arg("delay_s"));
 
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Session>(module, "Session", "Answers FUSE READs in C++; pyfuse3 gets everything else.")
