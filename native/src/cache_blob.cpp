@@ -86,6 +86,9 @@ void CacheBlob::open_files() {
   const std::string lock_path = directory_ + "/lock";
   lock_.reset(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!lock_) throw_errno("open " + lock_path);
+  const std::string claims_path = directory_ + "/fetching";
+  fetch_claims_.reset(::open(claims_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!fetch_claims_) throw_errno("open " + claims_path);
   // Whoever comes first is alone for a moment (exclusive) and repairs what a crash has left; everybody works
   // under the shared lock.
   const auto give_up = std::chrono::steady_clock::now() + kLockPatience;
@@ -358,6 +361,26 @@ bool CacheBlob::refresh() noexcept {
   }
 }
 
+bool CacheBlob::claim_fetch(std::uint32_t id) noexcept {
+  struct flock range {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = id;
+  range.l_len = 1;
+  // Bound to the open file, not to the process: two files in one process are two parties as well.
+  if (::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range) == 0) return true;
+  return errno != EAGAIN && errno != EACCES;  // a file system without locks: everybody for himself
+}
+
+void CacheBlob::release_fetch(std::uint32_t id) noexcept {
+  struct flock range {};
+  range.l_type = F_UNLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = id;
+  range.l_len = 1;
+  ::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range);
+}
+
 void CacheBlob::sync() noexcept {
   const std::lock_guard sync_lock(sync_mutex_);
   if (closed_.load(std::memory_order_acquire) || !may_call_durable_) return;
@@ -391,6 +414,7 @@ void CacheBlob::close() noexcept {
   sync();
   if (closed_.exchange(true, std::memory_order_acq_rel)) return;
   lock_.reset();
+  fetch_claims_.reset();
 }
 
 void CacheBlob::failed(std::atomic<std::uint64_t>& counter, int error) noexcept {

@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMaxMemoryBytes = 64 * 1024 * 1024;
 constexpr unsigned kMaxIntegrityAttempts = 3;
 constexpr auto kTick = std::chrono::milliseconds(200);
+constexpr auto kElsewhereTick = std::chrono::milliseconds(3);
 
 std::uint64_t to_ns(std::chrono::nanoseconds duration) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(duration.count(), 0));
@@ -318,6 +319,11 @@ void Fetcher::decode_loop() {
     const DecodeJob job = std::move(queue.front());
     queue.pop_front();
     lock.unlock();
+    if (!job.blob) {
+      take_from_cache(job);
+      lock.lock();
+      continue;
+    }
     // Members of a frame have equal content, so any of them will do.
     const Chunk& chunk = map_.chunk(frames_.members(job.frame)[0]);
     std::span<const std::byte> raw;
@@ -367,7 +373,7 @@ void Fetcher::frame_is_right(const DecodeJob& job, std::span<const std::byte> ra
     const auto at = active_.find(job.frame);
     if (at == active_.end()) return;
     late.swap(at->second.waiters);
-    active_.erase(at);
+    retire_locked(at);
     decode_backlog_bytes_ -= frames_[job.frame].blob_bytes;
     counters_.decoded_bytes += raw.size();
     if (origin == Origin::prefetch) counters_.prefetched_chunks += wanted.size();
@@ -377,6 +383,27 @@ void Fetcher::frame_is_right(const DecodeJob& job, std::span<const std::byte> ra
     pump_locked();
   }
   deliver(late, raw);
+}
+
+void Fetcher::take_from_cache(const DecodeJob& job) {
+  for (const std::uint32_t chunk : frames_.members(job.frame)) {
+    if (!blob_.is_ready(chunk) && !blob_.prove(chunk)) continue;
+    const Chunk& entry = map_.chunk(chunk);
+    std::vector<std::byte> raw(entry.raw_bytes);
+    if (blob_.read(entry.raw_offset, raw)) {
+      frame_is_right(job, raw);
+      return;
+    }
+    blob_.drop(chunk);
+  }
+  // It was not what its record said: our turn.
+  const std::lock_guard lock(mutex_);
+  const auto at = active_.find(job.frame);
+  if (at == active_.end()) return;
+  decode_backlog_bytes_ -= frames_[job.frame].blob_bytes;
+  at->second.stage = Active::Stage::queued;
+  demand_queue_.push_back(job.frame);
+  pump_locked();
 }
 
 void Fetcher::frame_is_wrong(const DecodeJob& job, const char* name) {
@@ -400,7 +427,7 @@ void Fetcher::frame_is_wrong(const DecodeJob& job, const char* name) {
     } else {
       reads = take_reads_locked(active.waiters);
       planner_.give_up(job.frame);
-      active_.erase(at);
+      retire_locked(at);
     }
     pump_locked();
   }
@@ -414,6 +441,7 @@ void Fetcher::timer_loop() {
   while (!closing_) {
     expire(lock);
     if (closing_) return;
+    poll_elsewhere_locked();
     pump_locked();
     const bool has_later_work =
         !planner_.is_done() || (options_.background_fill && !planner_.is_background_done());
@@ -426,6 +454,7 @@ void Fetcher::timer_loop() {
     }
     auto until = Clock::now() + std::chrono::hours(1);
     if (has_later_work) until = Clock::now() + kTick;
+    if (!elsewhere_.empty()) until = Clock::now() + kElsewhereTick;
     if (!parked_.empty()) until = std::min(until, parked_.front()->arrived + options_.deadline);
     timer_wanted_.wait_until(lock, until);
   }
@@ -538,6 +567,7 @@ void Fetcher::add_statistics(Statistics& out) const {
   out.add("first_byte_ns", static_cast<std::uint64_t>(pacer_.first_byte_ns()));
   out.add("window_bytes", pacer_.window_bytes());
   out.add("memory_bytes", static_cast<std::uint64_t>(memory_.bytes()));
+  out.add("fetched_elsewhere_bytes", c.elsewhere_bytes);
   out.add("fallback_served_from_memory", c.served_from_memory);
   out.add("fallback_local_read_failed", c.local_read_failures);
 }

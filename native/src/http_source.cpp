@@ -385,6 +385,7 @@ class HttpSource final : public Source {
     require(curl_easy_setopt(easy, CURLOPT_PIPEWAIT, is_tls_ ? 1L : 0L));
     require(curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, ms(options_.connect_timeout_s)));
     require(curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, ms(options_.request_timeout_s)));
+    if (!options_.ca_file.empty()) require(curl_easy_setopt(easy, CURLOPT_CAINFO, options_.ca_file.c_str()));
     require(curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 1L));
     require(curl_easy_setopt(easy, CURLOPT_MAXREDIRS, 5L));
     require(curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https"));

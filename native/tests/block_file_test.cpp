@@ -150,6 +150,58 @@ TEST(BlockFile, ManyReadersOfOneChunkCauseOneRequest) {
   EXPECT_EQ(fixture.source->calls().size(), 1U);
 }
 
+TEST(BlockFile, TwoFilesAtTheSameTimeFetchEachByteOnce) {
+  Fixture fixture(80);
+  for (int round = 0; round < 3; ++round) {
+    const std::string key(64, static_cast<char>('a' + round));
+    const auto one_source = std::make_shared<FakeSource>(fixture.image.blob);
+    const auto two_source = std::make_shared<FakeSource>(fixture.image.blob);
+    BlockFile one(fixture.cache, key, fixture.image.map, one_source, quiet_options());
+    BlockFile two(fixture.cache, key, fixture.image.map, two_source, quiet_options());
+    one.prefetch(whole_plan(fixture.image));
+    two.prefetch(whole_plan(fixture.image));
+    std::vector<std::thread> readers;
+    for (BlockFile* file : {&one, &two}) {
+      readers.emplace_back([&fixture, file] {
+        for (std::uint64_t at = 0; at < fixture.image.raw.size(); at += 50000)
+          fixture.expect_right(*file, at, 50000);
+      });
+    }
+    for (auto& reader : readers) reader.join();
+    std::uint64_t bytes = 0;
+    for (const auto& source : {one_source, two_source}) {
+      for (const auto& call : source->calls()) bytes += call.length;
+    }
+    EXPECT_EQ(bytes, fixture.image.blob.size());
+  }
+}
+
+TEST(BlockFile, AFileThatFetchesButNeverDeliversHoldsUpNobody) {
+  Fixture fixture;
+  const auto stuck_source = std::make_shared<FakeSource>(fixture.image.blob);
+  stuck_source->hold(true);
+  BlockFile stuck(fixture.cache, fixture.image.key(), fixture.image.map, stuck_source, quiet_options());
+  stuck.prefetch(whole_plan(fixture.image));
+  ASSERT_FALSE(stuck_source->calls().empty());
+  const auto file = fixture.open();
+  fixture.expect_right(*file, 0, fixture.image.raw.size());  // after a moment of patience
+  stuck.close();
+}
+
+TEST(BlockFile, WhatAClosedFileWasFetchingIsTakenOver) {
+  Fixture fixture;
+  const auto stuck_source = std::make_shared<FakeSource>(fixture.image.blob);
+  stuck_source->hold(true);
+  auto stuck = std::make_unique<BlockFile>(fixture.cache, fixture.image.key(), fixture.image.map,
+                                           stuck_source, quiet_options());
+  stuck->prefetch(whole_plan(fixture.image));
+  const auto file = fixture.open();
+  file->prefetch(whole_plan(fixture.image));
+  EXPECT_TRUE(fixture.source->calls().size() < stuck_source->calls().size() + 2);
+  stuck->close();
+  wait_until([&] { return file->ready_bytes() == fixture.image.raw.size(); });
+}
+
 TEST(BlockFile, DeadlineAndClose) {
   Fixture fixture;
   auto options = quiet_options();

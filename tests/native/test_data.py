@@ -345,6 +345,39 @@ def test_redirects_are_followed_a_few_times(image: Image) -> None:
             _core.open_source(origin.url, retries=0).read(0, 10)
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tls") / "origin.pem"
+    subprocess.run(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=origin "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {path} -out {path}.crt".split(),
+        check=True,
+        capture_output=True,
+    )
+    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
+    return path
+
+
+def test_tls(image: Image, certificate: Path) -> None:
+    with serve(image.blob, certificate=certificate) as origin:
+        trusting = _core.open_source(origin.url, ca_file=str(certificate))
+        assert trusting.read(3, 1000) == image.blob[3:1003]
+        with pytest.raises(BackendUnavailableError, match="certificate"):
+            _core.open_source(origin.url, retries=0).read(0, 10)
+
+
+def test_encryption_is_never_dropped_by_a_redirect(image: Image, certificate: Path) -> None:
+    with (
+        serve(image.blob) as plain,
+        serve(image.blob, "redirect", certificate=certificate) as origin,
+    ):
+        origin.redirect_to = plain.url
+        with pytest.raises(BackendUnavailableError):
+            _core.open_source(origin.url, ca_file=str(certificate)).read(0, 10)
+        assert plain.requests == []
+        assert len(origin.requests) == 1
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         _core.open_source("ftp://host/blob")

@@ -62,6 +62,11 @@ class CacheBlob {
   // Learns what other processes have recorded since. True when there was something.
   bool refresh() noexcept;
 
+  // Tells the other processes that we fetch this (any number that all of them give the same thing). False
+  // when somebody else is at it; ends with release_fetch, close, or the death of the process.
+  bool claim_fetch(std::uint32_t id) noexcept;
+  void release_fetch(std::uint32_t id) noexcept;
+
   // Makes durable what is recorded so far. Cache calls it from time to time.
   void sync() noexcept;
 
@@ -98,6 +103,7 @@ class CacheBlob {
   const std::string data_path_;
   const std::string log_path_;
   UniqueFd lock_;
+  UniqueFd fetch_claims_;  // an empty file: byte i locked means that i is being fetched
   UniqueFd data_;
   UniqueFd log_;
   std::vector<std::atomic<std::uint64_t>> ready_;
