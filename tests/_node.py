@@ -112,7 +112,9 @@ class Node:
         wanted = {"background_fill": False, "record": False, "prefetch": False} | options
         return self.client.mount(
             wire.MountRequest(
-                image=str(reference), mountpoint=None if mountpoint is None else str(mountpoint), **wanted  # type: ignore[arg-type]
+                image=str(reference),
+                mountpoint=None if mountpoint is None else str(mountpoint),
+                **wanted,  # type: ignore[arg-type]
             )
         )
 
@@ -141,7 +143,9 @@ def write_layout(root: Path, image: Image, *, chunk_map: bytes | None = None) ->
         "artifactType": layout.ARTIFACT_TYPE,
         "config": writer.add_bytes(layout.CONFIG_TYPE, b'{"config": {"Cmd": ["/bin/true"]}}'),
         "layers": [
-            writer.add_bytes(layout.CHUNK_MAP_TYPE, image.map.serialize() if chunk_map is None else chunk_map),
+            writer.add_bytes(
+                layout.CHUNK_MAP_TYPE, image.map.serialize() if chunk_map is None else chunk_map
+            ),
             chunks,
         ],
         "annotations": {layout.FORMAT_ANNOTATION: layout.FORMAT},

@@ -26,9 +26,7 @@ def test_codes_are_stable(kind: type[errors.BootseerError], contract: tuple[str,
 
 def test_every_error_is_in_the_contract() -> None:
     assert set(errors.BootseerError.__subclasses__()) >= set(CONTRACT)
-    ours = {
-        kind for kind in errors.BootseerError.__subclasses__() if kind.__module__ == errors.__name__
-    }
+    ours = {kind for kind in errors.BootseerError.__subclasses__() if kind.__module__ == errors.__name__}
     assert ours == set(CONTRACT)
 
 

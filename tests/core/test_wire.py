@@ -14,7 +14,9 @@ from bootseer.core import errors, wire
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3)
+    ),
     max_leaves=5,
 )
 MOUNTS = st.builds(
@@ -63,7 +65,12 @@ def test_a_newer_writer_does_not_break_an_old_reader(mount: wire.Mount) -> None:
 def test_what_a_client_may_leave_out() -> None:
     request = wire.decode(b'{"image": "/images/a"}', wire.MountRequest)
     assert request == wire.MountRequest(image="/images/a")
-    assert (request.mountpoint, request.prefetch, request.record, request.deadline_s) == (None, True, True, 30.0)
+    assert (request.mountpoint, request.prefetch, request.record, request.deadline_s) == (
+        None,
+        True,
+        True,
+        30.0,
+    )
 
 
 @pytest.mark.parametrize("kind", RECORDS)

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bootseer.fusefs.tree import ROOT_INODE, Tree
 
-NAMES = st.binary(min_size=1, max_size=6).filter(lambda n: b"/" not in n and b"\0" not in n and n not in {b".", b".."})
+NAMES = st.binary(min_size=1, max_size=6).filter(
+    lambda n: b"/" not in n and b"\0" not in n and n not in {b".", b".."}
+)
 
 
 def content() -> bytes:
@@ -27,7 +29,12 @@ class TreeMachine(RuleBasedStateMachine):
         self.model: dict[tuple[bytes, ...], int | None] = {(): -1}
         self.inodes: dict[tuple[bytes, ...], int] = {(): ROOT_INODE}
 
-    @rule(data=st.data(), name=NAMES, what=st.sampled_from(["dir", "file", "generated"]), size=st.integers(0, 1 << 40))
+    @rule(
+        data=st.data(),
+        name=NAMES,
+        what=st.sampled_from(["dir", "file", "generated"]),
+        size=st.integers(0, 1 << 40),
+    )
     def add(self, data: st.DataObject, name: bytes, what: str, size: int) -> None:
         parent = data.draw(st.sampled_from(sorted(self.model)))
         path = (*parent, name)
@@ -64,12 +71,15 @@ class TreeMachine(RuleBasedStateMachine):
     def list_in_pieces(self, data: st.DataObject, start: int, stop_after: int) -> None:
         directories = sorted(path for path, size in self.model.items() if size == -1)
         path = data.draw(st.sampled_from(directories))
-        expected = [name for *parent, name in self.model if tuple(parent) == path]
+        expected = [known[-1] for known in self.model if known and known[:-1] == path]
         inode = self.inodes[path]
         assert [node.name for _, node in self.tree.children(inode, start)] == expected[start:]
         found, position = [], 0
         while True:
-            piece = [entry for entry, _ in zip(self.tree.children(inode, position), range(stop_after), strict=False)]
+            piece = [
+                entry
+                for entry, _ in zip(self.tree.children(inode, position), range(stop_after), strict=False)
+            ]
             if not piece:
                 break
             found += [node.name for _, node in piece]
