@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 IMAGE_NAME = b"image.erofs"
 MAX_MESSAGE_BYTES = 1 << 16
 SOCKET_NAME = "worker.sock"
+_ANSWER_TIMEOUT_S = 10.0
 
 
 class Worker:
@@ -119,7 +120,9 @@ class Worker:
                     buffer += data
                     *lines, buffer = buffer.split(b"\n")
                     for line in lines:
-                        await self._answer(connection, line)
+                        # Also when the mount ends meanwhile: that is what an unmount is answered with.
+                        with trio.move_on_after(_ANSWER_TIMEOUT_S, shield=True):
+                            await self._answer(connection, line)
                     if len(buffer) > MAX_MESSAGE_BYTES:
                         return
             except OSError:
