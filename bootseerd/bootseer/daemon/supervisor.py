@@ -92,13 +92,21 @@ class Supervisor:
     # -- the API's verbs -------------------------------------------------------------------------------------
 
     async def status(self) -> wire.Status:
-        """The whole node. A worker that does not answer at once is left out of ``fallbacks``."""
+        """The whole node. ``fallbacks``: mounts that lack a capability, times that a cache or trace failed.
+
+        A worker that does not answer at once is left out of them.
+        """
         fallbacks: Counter[str] = Counter()
 
         async def ask(entry: _Entry) -> None:
             with trio.move_on_after(_STATUS_TIMEOUT_S), contextlib.suppress(errors.BootseerError):
-                reply, _ = await call(entry.directory, "statistics")
-                fallbacks.update(reply.values.get("session.fallbacks", {}).keys())
+                values = (await call(entry.directory, "statistics"))[0].values
+                fallbacks.update(values.get("session.fallbacks", {}).keys())
+                prefix = "file.fallback_"
+                counts = {
+                    name.removeprefix(prefix): n for name, n in values.items() if name.startswith(prefix)
+                }
+                fallbacks.update({name: n for name, n in counts.items() if n})
 
         async with trio.open_nursery() as nursery:
             for entry in self._entries.values():
