@@ -281,7 +281,9 @@ def test_workers_that_die_again_and_again(node: Node, image: StoredImage) -> Non
         assert os.pread(fd, 4096, 0) == image.raw[:4096]
         (node.run_dir / "mounts" / mount.id / "chunkmap").write_bytes(b"damaged")  # no successor can start
         os.kill(mount.worker_pid, signal.SIGKILL)
-        with pytest.raises(OSError, match="not connected|aborted|I/O"):  # it waits for the end of the attempts
+        with pytest.raises(
+            OSError, match="not connected|aborted|I/O"
+        ):  # it waits for the end of the attempts
             os.pread(fd, 1 << 20, 1 << 20)
         wait_until(lambda: node.client.mounts()[0].state == "failed", "the mount is given up")
     finally:
