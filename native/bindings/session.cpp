@@ -4,6 +4,7 @@
 #include <bootseer/error.hpp>
 #include <bootseer/local_file.hpp>
 #include <bootseer/session.hpp>
+#include <bootseer/testing/read_loop.hpp>
 #include <bootseer/testing/slow_file.hpp>
 
 #include "bindings.hpp"
@@ -90,6 +91,19 @@ void register_session(py::module_& module) {
              return std::make_shared<testing::SlowFile>(std::move(inner), delay);
            }),
            py::arg("inner"), py::arg("delay_s"));
+  module.def(
+      "_read_loop",
+      [](const std::string& path, bool direct, bool random, std::size_t block_bytes, double duration_s,
+         std::uint32_t seed) {
+        testing::ReadLoopResult result;
+        {
+          const py::gil_scoped_release release;
+          result = testing::read_loop(path, direct, random, block_bytes, duration_s, seed);
+        }
+        return py::make_tuple(result.reads, result.bytes, result.elapsed_s);
+      },
+      "For benches: read for a while, (reads, bytes, elapsed_s).", py::arg("path"), py::kw_only(), py::arg("direct"),
+      py::arg("random"), py::arg("block_bytes"), py::arg("duration_s"), py::arg("seed"));
 
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Session>(module, "Session", "Answers FUSE READs in C++; pyfuse3 gets everything else.")
