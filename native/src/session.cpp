@@ -652,7 +652,7 @@ void Session::Core::on_init_reply(std::span<const std::byte> message) {
 }
 
 OpenTable::Mode Session::Core::choose_mode(std::uint64_t nodeid) {
-  const auto file = passthrough_ ? find(nodeid) : nullptr;
+  const auto file = passthrough_ && options_.passthrough ? find(nodeid) : nullptr;
   if (!file || file->backing_fd() < 0) return {};
   fuse::BackingMap map{file->backing_fd(), 0, 0};
   const int id = ::ioctl(device_->fd(), fuse::kIocBackingOpen, &map);

@@ -22,6 +22,7 @@ from bootseer.native import _core
 
 _HERE = Path(__file__).parent
 _DEADLINE_S = 30
+_HOWS = ("direct", "buffered", "mmap", "direct")
 _SIZE = 16 * 1024 * 1024 + 12345
 
 
@@ -131,23 +132,39 @@ def serve(tmp_path: Path, source: Path) -> Iterator[Callable[..., Server]]:
         server.close()
 
 
-def start_readers(path: Path, reference: Path, hows: tuple[str, ...]) -> list[subprocess.Popen[str]]:
-    readers = [
-        subprocess.Popen(
-            [sys.executable, str(_HERE / "_verifying_reader.py"), str(path), str(reference), how, str(seed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed, how in enumerate(hows)
-    ]
+Readers = list[subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start_readers(source: Path) -> Iterator[Callable[[Path, tuple[str, ...]], Readers]]:
+    """Returns a function that starts one verifying reader for each way of reading."""
+    readers: Readers = []
+
+    def start(path: Path, hows: tuple[str, ...]) -> Readers:
+        for seed, how in enumerate(hows):
+            command = [
+                sys.executable,
+                str(_HERE / "_verifying_reader.py"),
+                str(path),
+                str(source),
+                how,
+                str(seed),
+            ]
+            readers.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+        for reader in readers:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+        return readers
+
+    yield start
     for reader in readers:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "reading\n"
-    return readers
+        with reader:
+            reader.kill()
 
 
-def finish_readers(readers: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+def finish_readers(readers: Readers) -> list[dict[str, Any]]:
     """Stop the readers and check that none is stuck and none saw a wrong byte or an error."""
     results = []
     for reader in readers:
@@ -159,10 +176,12 @@ def finish_readers(readers: list[subprocess.Popen[str]]) -> list[dict[str, Any]]
     return results
 
 
-def test_bytes_are_right_for_four_readers(serve: Callable[..., Server], source: Path) -> None:
+def test_bytes_are_right_for_four_readers(
+    serve: Callable[..., Server], source: Path, start_readers: Callable[..., Readers]
+) -> None:
     server = serve(options={"passthrough": False})
     assert (server.mountpoint / "data").read_bytes() == source.read_bytes()
-    readers = start_readers(server.mountpoint / "data", source, ("direct", "buffered", "mmap", "direct"))
+    readers = start_readers(server.mountpoint / "data", _HOWS)
     time.sleep(1)
     results = finish_readers(readers)
     assert all(result["reads"] > 20 for result in results)
@@ -300,9 +319,7 @@ def test_no_passthrough_for_a_file_that_is_open_without(serve: Callable[..., Ser
     assert server.ask("statistics")["reads"] > 0
 
 
-def _kill_and_resume(server: Server, source: Path, kills: int) -> list[dict[str, Any]]:
-    hows = ("direct", "buffered", "mmap", "direct")
-    readers = start_readers(server.mountpoint / "data", source, hows)
+def _kill_and_resume(server: Server, readers: Readers, kills: int) -> list[dict[str, Any]]:
     for _ in range(kills):
         time.sleep(0.1)
         server.kill()
@@ -313,24 +330,30 @@ def _kill_and_resume(server: Server, source: Path, kills: int) -> list[dict[str,
     return finish_readers(readers)
 
 
-def test_sigkill_twenty_times_under_readers(serve: Callable[..., Server], source: Path) -> None:
+def test_sigkill_twenty_times_under_readers(
+    serve: Callable[..., Server], start_readers: Callable[..., Readers]
+) -> None:
     server = serve(options={"passthrough": False})
-    results = _kill_and_resume(server, source, 20)
+    results = _kill_and_resume(server, start_readers(server.mountpoint / "data", _HOWS), 20)
     assert all(result["reads"] > 20 for result in results)
 
 
-def test_sigkill_with_the_journal(serve: Callable[..., Server], source: Path) -> None:
+def test_sigkill_with_the_journal(
+    serve: Callable[..., Server], start_readers: Callable[..., Readers]
+) -> None:
     """What kernels before 6.9 get: requests in flight come from the journal, not from the kernel."""
     server = serve(options={"passthrough": False, "journal": "always"}, slow_files=["data"], slow_s=0.02)
-    results = _kill_and_resume(server, source, 10)
+    results = _kill_and_resume(server, start_readers(server.mountpoint / "data", _HOWS), 10)
     assert all(result["reads"] > 5 for result in results)
     info = server.ask("info")
     assert info["journal"] is True
 
 
-def test_sigkill_with_waiting_reads(serve: Callable[..., Server], source: Path) -> None:
+def test_sigkill_with_waiting_reads(
+    serve: Callable[..., Server], start_readers: Callable[..., Readers]
+) -> None:
     server = serve(options={"passthrough": False}, slow_files=["data"], slow_s=0.02)
-    _kill_and_resume(server, source, 5)
+    _kill_and_resume(server, start_readers(server.mountpoint / "data", _HOWS), 5)
 
 
 def test_sigkill_before_anything_was_asked(serve: Callable[..., Server], source: Path) -> None:

@@ -179,9 +179,18 @@ class Session:
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
+        passthrough: bool = True,
+        allow_other: bool = True,
+        read_only: bool = True,
+        fsname: str = "bootseer",
+        subtype: str = "bootseer",
         journal: Literal["auto", "always", "never"] = "auto",
     ) -> Session:
-        """Go on with a mount whose process died; duplicates ``device_fd``."""
+        """Go on with a mount whose process died; duplicates ``device_fd``.
+
+        Takes what ``mount`` takes; options that only mount(2) can set are ignored. Raises ``NotFoundError`` when
+        ``state_dir`` does not exist, ``IntegrityError`` when its record is damaged.
+        """
     @property
     def control_fd(self) -> int:
         """Hands the descriptor over: pyfuse3 closes it in ``pyfuse3.close()``."""
