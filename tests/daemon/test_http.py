@@ -9,7 +9,6 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,24 +18,6 @@ from tests._node import Node
 from bootseer.core import wire
 
 TIMEOUT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def shared_node() -> Iterator[Node]:
-    """One daemon for all of these tests: it is to survive them all."""
-    node = Node()
-    try:
-        node.start()
-        yield node
-        assert "Traceback" not in node.log(), node.log()
-    finally:
-        node.cleanup()
-
-
-@pytest.fixture
-def api(shared_node: Node) -> Iterator[Node]:
-    yield shared_node
-    assert shared_node.client.status().mounts == []
 
 
 def connect(node: Node) -> socket.socket:
