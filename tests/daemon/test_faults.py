@@ -219,6 +219,8 @@ def test_a_trace_store_that_cannot_be_written(node: Node, image: StoredImage) ->
     traces.write_text("in the way")
     mount = node.mount(image.layout, record=True, prefetch=True)
     assert Path(mount.image_path).read_bytes() == image.raw
+    assert mount.trace_path == ""
+    assert node.client.status().fallbacks["trace_store"] == 1
 
 
 # ---- hostile chunk maps ----
