@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.native.origin import Image
 
@@ -107,16 +108,12 @@ class Node:
         """Mounts below this node's directory."""
         return [path for path in mounted() if path.is_relative_to(self.root)]
 
-    def mount(self, reference: object, mountpoint: Path | None = None, **options: bool | float) -> wire.Mount:
+    def mount(self, reference: object, mountpoint: Path | None = None, **options: Any) -> wire.Mount:
         """Mount; without background traffic and recording unless asked for."""
-        wanted = {"background_fill": False, "record": False, "prefetch": False} | options
-        return self.client.mount(
-            wire.MountRequest(
-                image=str(reference),
-                mountpoint=None if mountpoint is None else str(mountpoint),
-                **wanted,  # type: ignore[arg-type]
-            )
-        )
+        quiet = {"background_fill": False, "record": False, "prefetch": False}
+        target = None if mountpoint is None else str(mountpoint)
+        request = wire.MountRequest(image=str(reference), mountpoint=target, **quiet | options)
+        return self.client.mount(request)
 
     def cleanup(self) -> None:
         """End everything that is left, by pid."""

@@ -19,7 +19,7 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize(("kind", "contract"), CONTRACT.items(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "contract"), CONTRACT.items(), ids=str)
 def test_codes_are_stable(kind: type[errors.BootseerError], contract: tuple[str, int]) -> None:
     assert (kind.code, kind.exit_code) == contract
 

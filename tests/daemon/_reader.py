@@ -1,4 +1,6 @@
-"""A process that reads random pieces of a file and compares them: ``_reader.py FILE TRUTH COUNTERS MODE SEED``.
+"""A process that reads random pieces of a file and compares them.
+
+Arguments: FILE TRUTH COUNTERS MODE SEED.
 
 COUNTERS is a file of four uint64 that both sides map: reads, wrong ones, failed ones, and whether to stop.
 """

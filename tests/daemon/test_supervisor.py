@@ -168,7 +168,7 @@ def test_a_mount_point_may_be_reached_by_a_link(node: Node, image: StoredImage) 
 def test_a_mount_point_in_use_is_refused(node: Node, image: StoredImage) -> None:
     target = node.root / "target"
     mount = node.mount(image.layout, target)
-    with pytest.raises(errors.UsageError, match="something is mounted on .*/target already"):
+    with pytest.raises(errors.UsageError, match=r"something is mounted on .*/target already"):
         node.mount(image.layout, target)
     assert node.client.mounts() == [mount]
     assert Path(mount.image_path).read_bytes() == image.raw
@@ -281,9 +281,8 @@ def test_workers_that_die_again_and_again(node: Node, image: StoredImage) -> Non
         assert os.pread(fd, 4096, 0) == image.raw[:4096]
         (node.run_dir / "mounts" / mount.id / "chunkmap").write_bytes(b"damaged")  # no successor can start
         os.kill(mount.worker_pid, signal.SIGKILL)
-        with pytest.raises(
-            OSError, match="not connected|aborted|I/O"
-        ):  # it waits for the end of the attempts
+        # It waits until the supervisor gives up.
+        with pytest.raises(OSError, match=r"not connected|aborted|I/O"):
             os.pread(fd, 1 << 20, 1 << 20)
         wait_until(lambda: node.client.mounts()[0].state == "failed", "the mount is given up")
     finally:
@@ -298,6 +297,21 @@ def test_workers_that_die_again_and_again(node: Node, image: StoredImage) -> Non
     node.client.unmount(mount.id)
     assert_nothing_left(node)
     assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw  # the node is well
+
+
+def test_workers_that_are_killed_again_and_again(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+
+    def failed() -> bool:
+        for pid in node.workers():
+            os.kill(pid, signal.SIGKILL)
+        return node.client.mounts()[0].state == "failed"
+
+    wait_until(failed, "the mount is given up", 60)
+    assert node.client.mounts()[0].restarts >= 1
+    assert node.mounts() == []
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
 
 
 def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:

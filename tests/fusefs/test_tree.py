@@ -48,7 +48,7 @@ class TreeMachine(RuleBasedStateMachine):
             return self.tree.add_generated(inode, name, content)
 
         if self.model[parent] != -1 or path in self.model:
-            with pytest.raises(ValueError, match="is not a directory|is there already"):
+            with pytest.raises(ValueError, match=r"is not a directory|is there already"):
                 call()
             return
         self.inodes[path] = call()

@@ -63,7 +63,7 @@ def _listen(path: Path) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(mask)
-    listener.listen(128)
+    listener.listen(1024)  # a client with a timeout is refused when the queue is full
     return listener
 
 

@@ -67,6 +67,7 @@ class Supervisor:
         for name in ("cache", "images", "traces"):
             (state_dir / name).mkdir(parents=True, exist_ok=True)
         self._entries: dict[str, _Entry] = {}
+        self._fallbacks: Counter[str] = Counter()  # of this process; workers count theirs
         self._claimed: set[Path] = set()  # mount points that a mount in progress has chosen
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._traces = TraceStore(state_dir)
@@ -96,7 +97,7 @@ class Supervisor:
 
         A worker that does not answer at once is left out of them.
         """
-        fallbacks: Counter[str] = Counter()
+        fallbacks = self._fallbacks.copy()
 
         async def ask(entry: _Entry) -> None:
             with trio.move_on_after(_STATUS_TIMEOUT_S), contextlib.suppress(errors.BootseerError):
@@ -213,7 +214,7 @@ class Supervisor:
         map_path.write_bytes(image.chunk_map)
         plan_path = directory / "plan.json"
         chunk_map = native.ChunkMap.parse(image.chunk_map)
-        plan = self._traces.plan(image.manifest_digest, chunk_map) if request.prefetch else []
+        plan, trace_path = self._open_traces(request, mount_id, image.manifest_digest, chunk_map)
         plan_path.write_text(json.dumps(plan))
         mount = wire.Mount(
             id=mount_id,
@@ -226,9 +227,7 @@ class Supervisor:
             restarts=0,
             created_unix_s=time.time(),
             config=image.config,
-            trace_path=str(self._traces.recording_path(image.manifest_digest, mount_id))
-            if request.record
-            else "",
+            trace_path=trace_path,
             label=request.label,
         )
         return wire.WorkerSpec(
@@ -241,11 +240,27 @@ class Supervisor:
             cache_key=image.blob_digest.removeprefix("sha256:"),
             state_dir=str(directory / "state"),
             prefetch=request.prefetch,
-            record=request.record,
+            record=bool(trace_path),
             background_fill=request.background_fill,
             deadline_s=request.deadline_s,
             made_mountpoint=mountpoint.made,
         )
+
+    def _open_traces(
+        self, request: wire.MountRequest, mount_id: str, digest: str, chunk_map: native.ChunkMap
+    ) -> tuple[list[tuple[int, int]], str]:
+        """Plan and path of the recording. Traces make a start fast; without them it works all the same."""
+        plan: list[tuple[int, int]] = []
+        path = ""
+        try:
+            if request.prefetch:
+                plan = self._traces.plan(digest, chunk_map)
+            if request.record:
+                path = str(self._traces.recording_path(digest, mount_id))
+        except OSError as error:
+            log.warning("mount %s does without traces: %s", mount_id, error)
+            self._fallbacks["trace_store"] += 1
+        return plan, path
 
     def _prepare_spare(self) -> None:
         try:

@@ -34,6 +34,7 @@ IMAGE_NAME = b"image.erofs"
 MAX_MESSAGE_BYTES = 1 << 16
 SOCKET_NAME = "worker.sock"
 _ANSWER_TIMEOUT_S = 10.0
+_LONGEST_SILENCE_S = 10.0
 
 
 class Worker:
@@ -47,7 +48,9 @@ class Worker:
         spec = self.spec
         chunk_map = native.ChunkMap.load(spec.chunk_map_path)
         self._cache = native.Cache(spec.cache_dir)
-        source = native.open_source(spec.blob_uri, headers=spec.headers)
+        # Half of a deadline: an origin that fell silent is asked again while the reader still waits.
+        silence_s = min(_LONGEST_SILENCE_S, spec.deadline_s / 2)
+        source = native.open_source(spec.blob_uri, headers=spec.headers, connect_timeout_s=silence_s)
         self.file = native.BlockFile(
             self._cache,
             spec.cache_key,
