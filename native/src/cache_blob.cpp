@@ -21,8 +21,9 @@ using cache_log::kRecordBytes;
 
 constexpr auto kLockPatience = std::chrono::seconds(10);
 constexpr std::chrono::nanoseconds kRefusalPause = std::chrono::milliseconds(500);
+constexpr std::size_t kFirstLogPieceBytes = 4096;
 constexpr std::size_t kLogPieceBytes = 1 << 20;
-static_assert(kLogPieceBytes % kRecordBytes == 0);
+static_assert(kFirstLogPieceBytes % kRecordBytes == 0 && kLogPieceBytes % kRecordBytes == 0);
 
 std::int64_t now_ns() noexcept {
   return std::chrono::steady_clock::now().time_since_epoch().count();
@@ -204,14 +205,15 @@ bool CacheBlob::is_current() const noexcept {
 
 void CacheBlob::replay_from_file() {
   if (replayed_bytes_ == 0) replayed_bytes_ = kHeaderBytes;
-  std::vector<std::byte> piece(kLogPieceBytes);
+  std::vector<std::byte> piece(kFirstLogPieceBytes);  // most catch-ups are a few records
   while (true) {
     const ssize_t got = read_all(log_.get(), piece, replayed_bytes_);
     if (got < 0)
       throw std::system_error(static_cast<int>(-got), std::generic_category(), "read " + log_path_);
     const std::size_t applied = replay_.apply(std::span(piece).first(static_cast<std::size_t>(got)));
     replayed_bytes_ += applied;
-    if (applied < kLogPieceBytes) return;
+    if (applied < piece.size()) return;
+    piece.resize(kLogPieceBytes);
   }
 }
 
@@ -343,22 +345,26 @@ bool CacheBlob::refresh() noexcept {
     const std::lock_guard lock(log_mutex_);
     struct stat status {};
     if (::fstat(log_.get(), &status) != 0) return false;
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size <= replayed_bytes_ + own_bytes_) return false;
-    const std::uint64_t from = replayed_bytes_;
-    replay_from_file();
-    own_bytes_ = 0;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(replayed_bytes_ - from));
-    const ssize_t got = read_all(log_.get(), bytes, from);
-    for (std::size_t at = 0; got > 0 && at + kRecordBytes <= static_cast<std::size_t>(got);
-         at += kRecordBytes) {
-      const auto value = load_le<std::uint32_t>(bytes.data() + at + 4);
-      if (load_le<std::uint32_t>(bytes.data() + at) != cache_log::kDurable) settle(value);
-    }
-    return replayed_bytes_ > from;
+    if (static_cast<std::uint64_t>(status.st_size) <= replayed_bytes_ + own_bytes_) return false;
+    return catch_up_locked();
   } catch (const std::exception&) {
     return false;  // as if nothing had been recorded
   }
+}
+
+// Replays what was appended since, by us and by others. True when there was something.
+bool CacheBlob::catch_up_locked() {
+  const std::uint64_t from = replayed_bytes_;
+  replay_from_file();
+  own_bytes_ = 0;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(replayed_bytes_ - from));
+  const ssize_t got = read_all(log_.get(), bytes, from);
+  for (std::size_t at = 0; got > 0 && at + kRecordBytes <= static_cast<std::size_t>(got);
+       at += kRecordBytes) {
+    const auto value = load_le<std::uint32_t>(bytes.data() + at + 4);
+    if (load_le<std::uint32_t>(bytes.data() + at) != cache_log::kDurable) settle(value);
+  }
+  return replayed_bytes_ > from;
 }
 
 bool CacheBlob::claim_fetch(std::uint32_t id) noexcept {
@@ -387,8 +393,7 @@ void CacheBlob::sync() noexcept {
   std::uint32_t records = 0;
   try {
     const std::lock_guard lock(log_mutex_);
-    replay_from_file();
-    own_bytes_ = 0;
+    catch_up_locked();
     records = replay_.records();
     if (!replay_.has_unproven()) return;
   } catch (const std::exception&) {

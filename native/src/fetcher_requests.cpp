@@ -155,14 +155,14 @@ void Fetcher::issue_locked(const RangePlan& range, Priority priority, Origin ori
     ours.push_back(frame);
   }
   if (!elsewhere_.empty()) timer_wanted_.notify_one();
-  // Whoever gave a claim back has recorded what it brought before.
-  if (blob_.refresh()) {
-    std::erase_if(ours, [this](std::uint32_t frame) {
-      if (!has_member_locked(frame)) return false;
-      queue_decode_locked(frame, active_.at(frame), nullptr);
-      return true;
-    });
-  }
+  // Whoever gave a claim back has recorded before what it brought. (The answer of refresh() does not matter:
+  // another of our threads may have learned the news.)
+  blob_.refresh();
+  std::erase_if(ours, [this](std::uint32_t frame) {
+    if (!has_member_locked(frame)) return false;
+    queue_decode_locked(frame, active_.at(frame), nullptr);
+    return true;
+  });
   if (ours.size() == range.frames.size()) {
     issue_claimed_locked(range, priority);
     return;

@@ -237,7 +237,8 @@ TEST(CacheBlob, SeesWhatAnotherWriterRecords) {
   two->put(1, raw_of(image, 1));
   EXPECT_FALSE(two->refresh());  // its own record is no news
   one->put(2, raw_of(image, 2));
-  two->sync();
+  two->sync();  // learns on the way
+  EXPECT_TRUE(two->prove(2));
   EXPECT_TRUE(one->refresh());
   EXPECT_TRUE(one->prove(1));
   one->close();

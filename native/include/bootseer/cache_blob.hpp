@@ -89,6 +89,7 @@ class CacheBlob {
   void rewrite_log();
   bool is_current() const noexcept;
   void replay_from_file();
+  bool catch_up_locked();
   void settle(std::uint32_t chunk) noexcept;
   void settle_all() noexcept;
   void claim_unrecorded_data() noexcept;
