@@ -1,7 +1,7 @@
 """What every bench prints: one JSON object as its last line.
 
-``{"bench": name, "figures": {key: {"median", "min", "max", "runs"}}, "machine": {…}}``. A figure is the median of
-its runs; ``min`` and ``max`` are its spread, ``runs`` the single values in the order they were taken.
+``{"bench": name, "figures": {key: {"median", "min", "max", "runs"}}, "machine": {…}}``. A figure is the
+median of its runs; ``min`` and ``max`` are its spread, ``runs`` the single values in the order taken.
 """
 
 from __future__ import annotations

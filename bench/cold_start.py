@@ -31,7 +31,7 @@ from pathlib import Path
 from bench import _rootfs
 from bench._network import Link, origin_behind
 from bench._node import Node, node
-from bench._report import figure, ratios, report
+from bench._report import report
 from bootseer import native
 
 LINKS = (Link(1_000_000_000, 0.002), Link(100_000_000, 0.020))
@@ -79,6 +79,11 @@ def build_origin(build_dir: Path = _rootfs.BUILD_DIR) -> Path:
         served.unlink(missing_ok=True)
         served.hardlink_to(layer)
     return origin
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Ratios of the pairs that were measured in one round."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 def time_to_output(command: list[str]) -> float:
@@ -153,10 +158,10 @@ class Trials:
         shutil.copytree(self.traces, home / "state" / "traces")
         with node(home) as cold:
             times.prefetch.append(self._run(cold))
-            before = set(_trace_files(cold))
+            started_unix_ns = time.time_ns()
             times.warm.append(self._run(cold))
-            (trace,) = set(_trace_files(cold)) - before
-            times.bound.append(self._bound(cold, trace, times.warm[-1]))
+            newest = max((cold.state_dir / "traces").rglob("*.trace"))
+            times.bound.append(self._bound(cold, newest, started_unix_ns, times.warm[-1]))
         shutil.rmtree(home)
 
     def _fresh(self, name: str) -> Path:
@@ -170,30 +175,30 @@ class Trials:
         on.wait_idle()
         return elapsed
 
-    def _bound(self, on: Node, trace_path: Path, warm_s: float) -> float:
-        """T* of this round, and as a side effect the number of hot bytes."""
+    def _bound(self, on: Node, trace_path: Path, started_unix_ns: int, warm_s: float) -> float:
+        """T* of this round; remembers the number of hot bytes."""
         trace = native.Trace.load(str(trace_path))
         chunk_map = native.ChunkMap.load(str(next((on.state_dir / "images").rglob("chunkmap"))))
-        # The clock of the trace starts when the worker opens the file; ours with the command line.
-        late_s = 0.0
-        fetched_bytes = 0
+        # The clock of the trace starts when the worker opens the file, ours with the command line.
+        lag_s = (trace.started_unix_ns - started_unix_ns) / 1e9
+        late_s, fetched_bytes = 0.0, 0
         for chunk, first_use_ns in trace.plan(chunk_map):
             fetched_bytes += chunk_map.chunk(chunk)[3]
-            needed_s = self._trace_lag_s + first_use_ns / 1e9
-            late_s = max(late_s, self.link.rtt_s + fetched_bytes / self.link.bytes_per_s - needed_s)
+            arrives_s = self.link.rtt_s + fetched_bytes / self.link.bytes_per_s
+            late_s = max(late_s, arrives_s - (lag_s + first_use_ns / 1e9))
         self.times.hot_bytes = fetched_bytes
         return warm_s + late_s
 
 
-def figures(times: Times) -> dict[str, object]:
+def figures(times: Times) -> dict[str, list[float]]:
     """The ratios that the issue names, then the times behind them."""
     return {
-        "full_over_prefetch": figure(ratios(times.full, times.prefetch)),
-        "prefetch_over_lazy": figure(ratios(times.prefetch, times.lazy)),
-        "prefetch_over_bound": figure(ratios(times.prefetch, times.bound)),
-        "record_overhead": figure(ratios(times.record, times.lazy)),
-        **{f"{name}_s": figure(getattr(times, name)) for name in ALTERNATIVES},
-        "hot_bytes": times.hot_bytes,
+        "full_over_prefetch": ratios(times.full, times.prefetch),
+        "prefetch_over_lazy": ratios(times.prefetch, times.lazy),
+        "prefetch_over_bound": ratios(times.prefetch, times.bound),
+        "record_overhead": ratios(times.record, times.lazy),
+        **{f"{name}_s": getattr(times, name) for name in ALTERNATIVES},
+        "hot_bytes": [times.hot_bytes],
     }
 
 

@@ -157,16 +157,18 @@ void register_source(py::module_& module) {
   module.def(
       "open_source",
       [](const std::string& uri, std::optional<std::map<std::string, std::string>> headers,
-         double connect_timeout_s, double request_timeout_s, unsigned retries, unsigned max_connections) {
+         double connect_timeout_s, double request_timeout_s, unsigned retries, unsigned max_connections,
+         const std::optional<std::string>& ca_file) {
         return open_source(uri, {.headers = headers.value_or(std::map<std::string, std::string>{}),
                                  .connect_timeout_s = connect_timeout_s,
                                  .request_timeout_s = request_timeout_s,
                                  .retries = retries,
+                                 .ca_file = ca_file.value_or(""),
                                  .max_connections = max_connections});
       },
       py::arg("uri"), py::kw_only(), py::arg("headers") = py::none(), py::arg("connect_timeout_s") = 10.0,
       py::arg("request_timeout_s") = 60.0, py::arg("retries") = 5, py::arg("max_connections") = 8,
-      ReleaseGil());
+      py::arg("ca_file") = py::none(), ReleaseGil());
 }
 
 std::shared_ptr<BlockFile> make_block_file(Cache& cache, const std::string& key,

@@ -21,8 +21,9 @@ using cache_log::kRecordBytes;
 
 constexpr auto kLockPatience = std::chrono::seconds(10);
 constexpr std::chrono::nanoseconds kRefusalPause = std::chrono::milliseconds(500);
+constexpr std::size_t kFirstLogPieceBytes = 4096;
 constexpr std::size_t kLogPieceBytes = 1 << 20;
-static_assert(kLogPieceBytes % kRecordBytes == 0);
+static_assert(kFirstLogPieceBytes % kRecordBytes == 0 && kLogPieceBytes % kRecordBytes == 0);
 
 std::int64_t now_ns() noexcept {
   return std::chrono::steady_clock::now().time_since_epoch().count();
@@ -86,6 +87,9 @@ void CacheBlob::open_files() {
   const std::string lock_path = directory_ + "/lock";
   lock_.reset(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!lock_) throw_errno("open " + lock_path);
+  const std::string claims_path = directory_ + "/fetching";
+  fetch_claims_.reset(::open(claims_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!fetch_claims_) throw_errno("open " + claims_path);
   // Whoever comes first is alone for a moment (exclusive) and repairs what a crash has left; everybody works
   // under the shared lock.
   const auto give_up = std::chrono::steady_clock::now() + kLockPatience;
@@ -201,14 +205,15 @@ bool CacheBlob::is_current() const noexcept {
 
 void CacheBlob::replay_from_file() {
   if (replayed_bytes_ == 0) replayed_bytes_ = kHeaderBytes;
-  std::vector<std::byte> piece(kLogPieceBytes);
+  std::vector<std::byte> piece(kFirstLogPieceBytes);  // most catch-ups are a few records
   while (true) {
     const ssize_t got = read_all(log_.get(), piece, replayed_bytes_);
     if (got < 0)
       throw std::system_error(static_cast<int>(-got), std::generic_category(), "read " + log_path_);
     const std::size_t applied = replay_.apply(std::span(piece).first(static_cast<std::size_t>(got)));
     replayed_bytes_ += applied;
-    if (applied < kLogPieceBytes) return;
+    if (applied < piece.size()) return;
+    piece.resize(kLogPieceBytes);
   }
 }
 
@@ -272,11 +277,22 @@ bool CacheBlob::prove(std::uint32_t chunk) noexcept {
   return true;
 }
 
-bool CacheBlob::read(std::uint64_t offset, std::span<std::byte> out) const noexcept {
+bool CacheBlob::read(std::uint64_t offset, std::span<std::byte> out) noexcept {
   const ssize_t got = read_all(data_.get(), out, offset);
   if (got == static_cast<ssize_t>(out.size())) return true;
-  errno = got < 0 ? static_cast<int>(-got) : EIO;  // short: somebody cut the file
+  if (got >= 0) distrust_all();
+  errno = got < 0 ? static_cast<int>(-got) : EIO;
   return false;
+}
+
+// Somebody has cut the file. The next write beyond its end makes zeros out of what was lost, so everything
+// has to be looked at again.
+void CacheBlob::distrust_all() noexcept {
+  for (std::uint32_t i = 0; i < map_.count(); ++i) {
+    if (!is_ready(i) || map_.chunk(i).is_zeros()) continue;
+    claims_[i].store(kUnproven, std::memory_order_release);
+    ready_[i / 64].fetch_and(~(std::uint64_t{1} << (i % 64)), std::memory_order_acq_rel);
+  }
 }
 
 bool CacheBlob::put(std::uint32_t chunk, std::span<const std::byte> raw) noexcept {
@@ -329,22 +345,46 @@ bool CacheBlob::refresh() noexcept {
     const std::lock_guard lock(log_mutex_);
     struct stat status {};
     if (::fstat(log_.get(), &status) != 0) return false;
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size <= replayed_bytes_ + own_bytes_) return false;
-    const std::uint64_t from = replayed_bytes_;
-    replay_from_file();
-    own_bytes_ = 0;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(replayed_bytes_ - from));
-    const ssize_t got = read_all(log_.get(), bytes, from);
-    for (std::size_t at = 0; got > 0 && at + kRecordBytes <= static_cast<std::size_t>(got);
-         at += kRecordBytes) {
-      const auto value = load_le<std::uint32_t>(bytes.data() + at + 4);
-      if (load_le<std::uint32_t>(bytes.data() + at) != cache_log::kDurable) settle(value);
-    }
-    return replayed_bytes_ > from;
+    if (static_cast<std::uint64_t>(status.st_size) <= replayed_bytes_ + own_bytes_) return false;
+    return catch_up_locked();
   } catch (const std::exception&) {
     return false;  // as if nothing had been recorded
   }
+}
+
+// Replays what was appended since, by us and by others. True when there was something.
+bool CacheBlob::catch_up_locked() {
+  const std::uint64_t from = replayed_bytes_;
+  replay_from_file();
+  own_bytes_ = 0;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(replayed_bytes_ - from));
+  const ssize_t got = read_all(log_.get(), bytes, from);
+  for (std::size_t at = 0; got > 0 && at + kRecordBytes <= static_cast<std::size_t>(got);
+       at += kRecordBytes) {
+    const auto value = load_le<std::uint32_t>(bytes.data() + at + 4);
+    if (load_le<std::uint32_t>(bytes.data() + at) != cache_log::kDurable) settle(value);
+  }
+  return replayed_bytes_ > from;
+}
+
+bool CacheBlob::claim_fetch(std::uint32_t id) noexcept {
+  struct flock range {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = id;
+  range.l_len = 1;
+  // Bound to the open file, not to the process: two files in one process are two parties as well.
+  if (::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range) == 0) return true;
+  return errno != EAGAIN && errno != EACCES;  // a file system without locks: everybody for himself
+}
+
+void CacheBlob::release_fetch(std::uint32_t id) noexcept {
+  struct flock range {};
+  range.l_type = F_UNLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = id;
+  range.l_len = 1;
+  ::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range);
 }
 
 void CacheBlob::sync() noexcept {
@@ -353,11 +393,9 @@ void CacheBlob::sync() noexcept {
   std::uint32_t records = 0;
   try {
     const std::lock_guard lock(log_mutex_);
-    replay_from_file();
-    own_bytes_ = 0;
+    catch_up_locked();
     records = replay_.records();
-    // The marker itself is a record, hence the 1.
-    if (records == 0 || replay_.durable_records() + 1 >= records) return;
+    if (!replay_.has_unproven()) return;
   } catch (const std::exception&) {
     failed(sync_failures_, EIO);
     return;
@@ -381,6 +419,7 @@ void CacheBlob::close() noexcept {
   sync();
   if (closed_.exchange(true, std::memory_order_acq_rel)) return;
   lock_.reset();
+  fetch_claims_.reset();
 }
 
 void CacheBlob::failed(std::atomic<std::uint64_t>& counter, int error) noexcept {

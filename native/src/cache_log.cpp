@@ -53,6 +53,7 @@ std::size_t Replay::apply(std::span<const std::byte> bytes) {
       durable_ = std::max(durable_, value);
     } else if (kind == kReady || kind == kDropped) {
       if (value >= claims_.size()) break;
+      if (kind == kReady) last_ready_end_ = records_ + 1;
       claims_[value] =
           kind == kDropped ? Claim{} : Claim{records_, load_le<std::uint32_t>(record.data() + 8)};
     } else {

@@ -170,8 +170,8 @@ class BlobWriter {
 
 PageCutter::PageCutter(std::uint32_t average_bytes)
     : mask_(std::bit_ceil(std::max<std::uint64_t>(2, average_bytes / kPage)) - 1),
-      min_pages_(std::max<std::uint32_t>(1, average_bytes / kPage / 4)),
-      max_pages_(kMaxChunkBytes / kPage) {}
+      min_pages_(std::max(1U, average_bytes / kChunkAlignment / 4)),
+      max_pages_(kMaxChunkBytes / kChunkAlignment) {}
 
 bool PageCutter::feed(std::span<const std::byte> page) noexcept {
   ++pages_;

@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMaxMemoryBytes = 64 * 1024 * 1024;
 constexpr unsigned kMaxIntegrityAttempts = 3;
 constexpr auto kTick = std::chrono::milliseconds(200);
+constexpr auto kElsewhereTick = std::chrono::milliseconds(3);
 
 std::uint64_t to_ns(std::chrono::nanoseconds duration) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(duration.count(), 0));
@@ -91,6 +92,7 @@ void Fetcher::start(const Pending& read) {
     fail({read}, {"closed", Errc::backend, "the file is closed"});
     return;
   }
+  bool is_new_miss = false;
   for (const std::uint32_t chunk : missing) {
     if (const auto kept = memory_.find(chunk)) {
       copy_part(*read, map_.chunk(chunk), *kept);
@@ -98,12 +100,12 @@ void Fetcher::start(const Pending& read) {
     } else if (blob_.is_ready(chunk)) {  // arrived since we looked
       read->local.push_back(chunk);
     } else {
-      attach_locked(read, chunk);
+      is_new_miss = attach_locked(read, chunk) || is_new_miss;
     }
   }
   if (read->missing > 0) {
     park_locked(read);
-    read_ahead_locked(first, last);
+    if (is_new_miss) read_ahead_locked(first, last);
     pump_locked();
     return;
   }
@@ -138,7 +140,7 @@ bool Fetcher::copy_from_twin(std::uint32_t chunk) noexcept {
   return false;
 }
 
-void Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
+bool Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
   const std::uint32_t frame = frames_.of(chunk);
   auto [at, is_new] = active_.try_emplace(frame);
   Active& active = at->second;
@@ -150,18 +152,20 @@ void Fetcher::attach_locked(const Pending& read, std::uint32_t chunk) {
       read->met_prefetch = true;
       ++counters_.late_queued;
     }
-    return;
+    return true;
   }
   if (active.origin == Origin::prefetch) read->met_prefetch = true;
-  if (active.origin == Origin::demand) return;
+  if (active.origin == Origin::demand) return false;
   if (active.stage == Active::Stage::in_flight) source_.promote(active.ticket);
   if (active.stage == Active::Stage::decoding) {
     const auto job = std::find_if(decode_other_.begin(), decode_other_.end(),
                                   [frame](const DecodeJob& other) { return other.frame == frame; });
-    if (job == decode_other_.end()) return;
-    decode_demand_.push_back(std::move(*job));
-    decode_other_.erase(job);
+    if (job != decode_other_.end()) {
+      decode_demand_.push_back(std::move(*job));
+      decode_other_.erase(job);
+    }
   }
+  return false;
 }
 
 void Fetcher::park_locked(const Pending& read) {
@@ -293,6 +297,7 @@ void Fetcher::set_plan(std::span<const PlanEntry> plan) {
   }
   planner_.set_plan(order);
   pump_locked();
+  timer_wanted_.notify_one();
 }
 
 void Fetcher::start_background() noexcept {
@@ -314,6 +319,11 @@ void Fetcher::decode_loop() {
     const DecodeJob job = std::move(queue.front());
     queue.pop_front();
     lock.unlock();
+    if (!job.blob) {
+      take_from_cache(job);
+      lock.lock();
+      continue;
+    }
     // Members of a frame have equal content, so any of them will do.
     const Chunk& chunk = map_.chunk(frames_.members(job.frame)[0]);
     std::span<const std::byte> raw;
@@ -363,7 +373,7 @@ void Fetcher::frame_is_right(const DecodeJob& job, std::span<const std::byte> ra
     const auto at = active_.find(job.frame);
     if (at == active_.end()) return;
     late.swap(at->second.waiters);
-    active_.erase(at);
+    retire_locked(at);
     decode_backlog_bytes_ -= frames_[job.frame].blob_bytes;
     counters_.decoded_bytes += raw.size();
     if (origin == Origin::prefetch) counters_.prefetched_chunks += wanted.size();
@@ -373,6 +383,27 @@ void Fetcher::frame_is_right(const DecodeJob& job, std::span<const std::byte> ra
     pump_locked();
   }
   deliver(late, raw);
+}
+
+void Fetcher::take_from_cache(const DecodeJob& job) {
+  for (const std::uint32_t chunk : frames_.members(job.frame)) {
+    if (!blob_.is_ready(chunk) && !blob_.prove(chunk)) continue;
+    const Chunk& entry = map_.chunk(chunk);
+    std::vector<std::byte> raw(entry.raw_bytes);
+    if (blob_.read(entry.raw_offset, raw)) {
+      frame_is_right(job, raw);
+      return;
+    }
+    blob_.drop(chunk);
+  }
+  // It was not what its record said: our turn.
+  const std::lock_guard lock(mutex_);
+  const auto at = active_.find(job.frame);
+  if (at == active_.end()) return;
+  decode_backlog_bytes_ -= frames_[job.frame].blob_bytes;
+  at->second.stage = Active::Stage::queued;
+  demand_queue_.push_back(job.frame);
+  pump_locked();
 }
 
 void Fetcher::frame_is_wrong(const DecodeJob& job, const char* name) {
@@ -396,7 +427,7 @@ void Fetcher::frame_is_wrong(const DecodeJob& job, const char* name) {
     } else {
       reads = take_reads_locked(active.waiters);
       planner_.give_up(job.frame);
-      active_.erase(at);
+      retire_locked(at);
     }
     pump_locked();
   }
@@ -410,6 +441,7 @@ void Fetcher::timer_loop() {
   while (!closing_) {
     expire(lock);
     if (closing_) return;
+    poll_elsewhere_locked();
     pump_locked();
     const bool has_later_work =
         !planner_.is_done() || (options_.background_fill && !planner_.is_background_done());
@@ -422,6 +454,7 @@ void Fetcher::timer_loop() {
     }
     auto until = Clock::now() + std::chrono::hours(1);
     if (has_later_work) until = Clock::now() + kTick;
+    if (!elsewhere_.empty()) until = Clock::now() + kElsewhereTick;
     if (!parked_.empty()) until = std::min(until, parked_.front()->arrived + options_.deadline);
     timer_wanted_.wait_until(lock, until);
   }
@@ -534,6 +567,7 @@ void Fetcher::add_statistics(Statistics& out) const {
   out.add("first_byte_ns", static_cast<std::uint64_t>(pacer_.first_byte_ns()));
   out.add("window_bytes", pacer_.window_bytes());
   out.add("memory_bytes", static_cast<std::uint64_t>(memory_.bytes()));
+  out.add("fetched_elsewhere_bytes", c.elsewhere_bytes);
   out.add("fallback_served_from_memory", c.served_from_memory);
   out.add("fallback_local_read_failed", c.local_read_failures);
 }

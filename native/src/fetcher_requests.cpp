@@ -14,6 +14,7 @@ constexpr unsigned kMaxPrefetchRequests = 8;
 constexpr std::uint64_t kMaxDecodeBacklogBytes = 16 * 1024 * 1024;
 constexpr std::uint32_t kMaxReadAheadChunks = 4;
 constexpr auto kQuietBeforeBackground = std::chrono::milliseconds(200);  // once the workload is ready
+constexpr auto kPatienceWithOthers = std::chrono::seconds(1);
 constexpr auto kFirstPause = std::chrono::milliseconds(500);
 constexpr auto kLongestPause = std::chrono::seconds(30);
 
@@ -81,11 +82,14 @@ class Fetcher::Request final : public FetchSink {
 };
 
 bool Fetcher::is_wanted_locked(std::uint32_t frame) const {
-  if (active_.contains(frame)) return false;
   // Where one of several equal chunks is here, the others can be copied from it.
+  return !active_.contains(frame) && !has_member_locked(frame);
+}
+
+bool Fetcher::has_member_locked(std::uint32_t frame) const {
   const auto members = frames_.members(frame);
-  return std::none_of(members.begin(), members.end(),
-                      [this](std::uint32_t chunk) { return blob_.is_present(chunk); });
+  return std::any_of(members.begin(), members.end(),
+                     [this](std::uint32_t chunk) { return blob_.is_present(chunk); });
 }
 
 void Fetcher::pump_locked() {
@@ -106,6 +110,7 @@ void Fetcher::pump_demand_locked() {
 
 void Fetcher::pump_prefetch_locked() {
   if (planner_.is_done() || blob_.is_refusing() || Clock::now() < prefetch_paused_until_) return;
+  blob_.refresh();
   const auto is_wanted = [this](std::uint32_t frame) { return is_wanted_locked(frame); };
   // A demand read that was not foreseen shares the link with what is in flight: leave it more room.
   const std::uint64_t window = pacer_.window_bytes() / (demand_requests_in_flight_ > 0 ? 2 : 1);
@@ -133,16 +138,100 @@ void Fetcher::pump_background_locked() {
   }
 }
 
+// Leaves to other processes what they fetch already, and takes from the cache what they have brought.
+void Fetcher::issue_locked(const RangePlan& range, Priority priority, Origin origin) {
+  std::vector<std::uint32_t> ours;
+  for (const std::uint32_t frame : range.frames) {
+    const auto [at, is_new] = active_.try_emplace(frame);
+    Active& active = at->second;
+    if (is_new) active.origin = origin;
+    if (!active.is_claimed && !blob_.claim_fetch(frame)) {
+      active.stage = Active::Stage::elsewhere;
+      active.elsewhere_since = Clock::now();
+      elsewhere_.push_back(frame);
+      continue;
+    }
+    active.is_claimed = true;
+    ours.push_back(frame);
+  }
+  if (!elsewhere_.empty()) timer_wanted_.notify_one();
+  // Whoever gave a claim back has recorded before what it brought. (The answer of refresh() does not matter:
+  // another of our threads may have learned the news.)
+  blob_.refresh();
+  std::erase_if(ours, [this](std::uint32_t frame) {
+    if (!has_member_locked(frame)) return false;
+    queue_decode_locked(frame, active_.at(frame), nullptr);
+    return true;
+  });
+  if (ours.size() == range.frames.size()) {
+    issue_claimed_locked(range, priority);
+    return;
+  }
+  for (const RangePlan& part : coalesce(frames_, std::move(ours), range.length)) {
+    issue_claimed_locked(part, priority);
+  }
+}
+
+void Fetcher::poll_elsewhere_locked() {
+  if (elsewhere_.empty() || closing_) return;
+  std::vector<std::uint32_t> frames;
+  frames.swap(elsewhere_);
+  blob_.refresh();
+  std::vector<std::uint32_t> demanded;
+  std::vector<std::uint32_t> foreseen;
+  for (const std::uint32_t frame : frames) {
+    const auto at = active_.find(frame);
+    if (at == active_.end() || at->second.stage != Active::Stage::elsewhere) continue;
+    Active& active = at->second;
+    if (has_member_locked(frame)) {
+      queue_decode_locked(frame, active, nullptr);
+      continue;
+    }
+    // The other has failed or died; or it takes so long that waiting readers should not depend on it.
+    const bool is_free = blob_.claim_fetch(frame);
+    const bool is_too_slow =
+        !active.waiters.empty() && Clock::now() - active.elsewhere_since > kPatienceWithOthers;
+    if (!is_free && !is_too_slow) {
+      elsewhere_.push_back(frame);
+      continue;
+    }
+    active.is_claimed = true;
+    (active.waiters.empty() ? foreseen : demanded).push_back(frame);
+  }
+  for (const RangePlan& range : coalesce(frames_, std::move(demanded), kMaxDemandRequestBytes)) {
+    issue_locked(range, Priority::demand, Origin::demand);
+  }
+  for (const RangePlan& range : coalesce(frames_, std::move(foreseen), pacer_.request_bytes())) {
+    issue_locked(range, Priority::prefetch, Origin::prefetch);
+  }
+}
+
+void Fetcher::retire_locked(ActiveFrames::iterator at) {
+  if (at->second.is_claimed) blob_.release_fetch(at->first);
+  active_.erase(at);
+}
+
+void Fetcher::queue_decode_locked(std::uint32_t frame, Active& active, std::unique_ptr<std::byte[]> blob) {
+  if (!blob) {
+    active.origin = Origin::local;
+    counters_.elsewhere_bytes += frames_[frame].blob_bytes;
+  }
+  active.stage = Active::Stage::decoding;
+  auto& queue = active.waiters.empty() ? decode_other_ : decode_demand_;
+  queue.push_back({frame, std::move(blob)});
+  decode_backlog_bytes_ += frames_[frame].blob_bytes;
+  decode_wanted_.notify_one();
+}
+
 // The source never calls back from within fetch(), so holding the lock is safe, and the ticket is known
 // before anybody can want it.
-void Fetcher::issue_locked(const RangePlan& range, Priority priority, Origin origin) {
+void Fetcher::issue_claimed_locked(const RangePlan& range, Priority priority) {
   const auto request = std::make_shared<Request>(*this, range, priority);
   const Source::Ticket ticket = source_.fetch(range.offset, range.length, priority, request);
   for (const std::uint32_t frame : range.frames) {
-    const auto [at, is_new] = active_.try_emplace(frame);
-    if (is_new) at->second.origin = origin;
-    at->second.stage = Active::Stage::in_flight;
-    at->second.ticket = ticket;
+    Active& active = active_.at(frame);
+    active.stage = Active::Stage::in_flight;
+    active.ticket = ticket;
   }
   ++requests_in_flight_;
   switch (priority) {
@@ -191,11 +280,7 @@ void Fetcher::frame_arrived(Request& request, std::uint32_t frame, std::unique_p
     default:
       counters_.demand_bytes += frame_bytes;
   }
-  active.stage = Active::Stage::decoding;
-  auto& queue = active.waiters.empty() ? decode_other_ : decode_demand_;
-  queue.push_back({frame, std::move(blob)});
-  decode_backlog_bytes_ += frame_bytes;
-  decode_wanted_.notify_one();
+  queue_decode_locked(frame, active, std::move(blob));
   pump_locked();
 }
 
@@ -229,14 +314,15 @@ void Fetcher::request_ended(Request& request, const FetchOutcome& outcome) {
         if (at == active_.end()) continue;
         auto failed = take_reads_locked(at->second.waiters);
         reads.insert(reads.end(), failed.begin(), failed.end());
-        active_.erase(at);
+        retire_locked(at);
         planner_.revisit(frame);
       }
-      if (request.priority() != Priority::demand) {
-        const auto pause = std::min<std::chrono::nanoseconds>(
-            kLongestPause, kFirstPause * (1 << std::min(prefetch_failures_, 6U)));
-        prefetch_paused_until_ = Clock::now() + pause;
-        ++prefetch_failures_;
+      const auto now = Clock::now();
+      // Requests that fail together count as one failure.
+      if (request.priority() != Priority::demand && now >= prefetch_paused_until_) {
+        const auto pause = kFirstPause * (1 << std::min(prefetch_failures_++, 6U));
+        prefetch_paused_until_ = now + std::min<std::chrono::nanoseconds>(kLongestPause, pause);
+        timer_wanted_.notify_one();
       }
     }
     pump_locked();
@@ -250,14 +336,16 @@ void Fetcher::request_ended(Request& request, const FetchOutcome& outcome) {
 void Fetcher::read_ahead_locked(std::uint32_t first_chunk, std::uint32_t last_chunk) {
   if (!planner_.is_done()) return;
   Stream* stream = &streams_[0];
+  bool goes_on = false;
   for (Stream& candidate : streams_) {
-    if (candidate.next_chunk == first_chunk || candidate.next_chunk == first_chunk + 1) {
+    // A chunk left out is still a walk through the file.
+    goes_on = first_chunk == candidate.next_chunk || first_chunk == candidate.next_chunk + 1;
+    if (goes_on) {
       stream = &candidate;
       break;
     }
     if (candidate.used < stream->used) stream = &candidate;
   }
-  const bool goes_on = stream->next_chunk == first_chunk || stream->next_chunk == first_chunk + 1;
   stream->run = goes_on ? std::min(std::max(1U, stream->run * 2), kMaxReadAheadChunks) : 0;
   stream->used = ++stream_clock_;
   std::uint32_t chunk = last_chunk + 1;

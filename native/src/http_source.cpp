@@ -62,6 +62,7 @@ struct Transfer {
   AnswerHead head;
   bool head_checked = false;
   std::size_t error_body_bytes = 0;
+  Clock::time_point heard{};  // when the origin last gave a sign of life
   FetchOutcome outcome;
   std::array<char, CURL_ERROR_SIZE> error_text{};
 };
@@ -239,6 +240,7 @@ class HttpSource final : public Source {
       while (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
         if (message->msg == CURLMSG_DONE) attempt_done(message->easy_handle, message->data.result);
       }
+      stop_silent();
       if (start_due()) continue;  // a finished transfer may have made room
       curl_multi_poll(multi_.get(), nullptr, 0, wait_ms(), nullptr);
     }
@@ -249,6 +251,26 @@ class HttpSource final : public Source {
     active_.clear();
     for (auto& transfer : waiting_) transfer->sink->done({Fault::cancelled, "cancelled"});
     waiting_.clear();
+  }
+
+  // curl's own low-speed check averages over seconds; a stalled connection should not cost that much more
+  // than the limit.
+  void stop_silent() {
+    const auto limit = silence_limit();
+    const auto now = Clock::now();
+    std::vector<CURL*> silent;
+    for (const auto& [easy, transfer] : active_) {
+      if (now - transfer->heard < limit) continue;
+      if (transfer->outcome.fault == Fault::none)
+        transfer->outcome = {Fault::timeout, "the origin is silent"};
+      silent.push_back(easy);
+    }
+    for (CURL* easy : silent) attempt_done(easy, CURLE_OPERATION_TIMEDOUT);
+  }
+
+  Clock::duration silence_limit() const {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(options_.connect_timeout_s));
   }
 
   // False when it is time to stop.
@@ -335,6 +357,7 @@ class HttpSource final : public Source {
     }
     transfer->head = {};
     transfer->head_checked = false;
+    transfer->heard = Clock::now();
     transfer->error_body_bytes = 0;
     transfer->outcome = {};
     ++transfer->attempts;
@@ -362,9 +385,7 @@ class HttpSource final : public Source {
     require(curl_easy_setopt(easy, CURLOPT_PIPEWAIT, is_tls_ ? 1L : 0L));
     require(curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, ms(options_.connect_timeout_s)));
     require(curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, ms(options_.request_timeout_s)));
-    require(curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L));
-    require(curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME,
-                             std::max(1L, std::lround(std::ceil(options_.connect_timeout_s)))));
+    if (!options_.ca_file.empty()) require(curl_easy_setopt(easy, CURLOPT_CAINFO, options_.ca_file.c_str()));
     require(curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 1L));
     require(curl_easy_setopt(easy, CURLOPT_MAXREDIRS, 5L));
     require(curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https"));
@@ -379,6 +400,7 @@ class HttpSource final : public Source {
 
   static std::size_t on_header(char* data, std::size_t, std::size_t size, void* user) {
     auto& transfer = *static_cast<Transfer*>(user);
+    transfer.heard = Clock::now();
     const std::string_view line(data, size);
     std::string_view value;
     if (line.starts_with("HTTP/")) transfer.head = {};
@@ -418,6 +440,7 @@ class HttpSource final : public Source {
 
   static std::size_t on_body(char* data, std::size_t, std::size_t size, void* user) {
     auto& transfer = *static_cast<Transfer*>(user);
+    transfer.heard = Clock::now();
     if (!transfer.head_checked) {
       transfer.head_checked = true;
       check_head(transfer);
@@ -507,6 +530,8 @@ class HttpSource final : public Source {
       // What is due and still here waits for a free connection, which a finished transfer will announce.
       if (transfer->due > Clock::now()) soonest = std::min(soonest, transfer->due);
     }
+    for (const auto& [easy, transfer] : active_)
+      soonest = std::min(soonest, transfer->heard + silence_limit());
     const auto left = std::chrono::ceil<milliseconds>(soonest - Clock::now()).count();
     return static_cast<int>(std::clamp<long>(left, 0, 1000));
   }

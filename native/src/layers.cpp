@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kWhiteout = ".wh.";
 constexpr const char* kOpaque = ".wh..wh..opq";
 constexpr int kMaxSymlinks = 40;
+constexpr std::size_t kMaxDepth = 1024;  // of directories; trees are walked recursively
 
 using Node = std::shared_ptr<TreeNode>;
 
@@ -103,6 +104,8 @@ class LayerApplier {
         child->layer = layer_;
       }
       trail.push_back(child);
+      if (trail.size() > kMaxDepth)
+        throw Error(Errc::integrity, path_ + ": directories are nested too deeply");
     }
     return trail.back();
   }

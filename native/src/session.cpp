@@ -652,7 +652,7 @@ void Session::Core::on_init_reply(std::span<const std::byte> message) {
 }
 
 OpenTable::Mode Session::Core::choose_mode(std::uint64_t nodeid) {
-  const auto file = passthrough_ ? find(nodeid) : nullptr;
+  const auto file = passthrough_ && options_.passthrough ? find(nodeid) : nullptr;
   if (!file || file->backing_fd() < 0) return {};
   fuse::BackingMap map{file->backing_fd(), 0, 0};
   const int id = ::ioctl(device_->fd(), fuse::kIocBackingOpen, &map);
@@ -671,11 +671,17 @@ void Session::Core::on_open_reply(std::uint64_t nodeid, std::span<std::byte> mes
     return;
   }
   const auto mode = opens_.open(nodeid, [&] { return choose_mode(nodeid); });
+  if (mode.passthrough || find(nodeid)) {
+    // Nothing is ever written to these files, so close(2) need not ask anybody: it must not wait while the
+    // process behind the mount is being replaced, not even in a child that only closes what it inherited.
+    open->open_flags |= fuse::kFopenNoflush;
+    std::memcpy(message.data() + sizeof(header), &*open, sizeof(*open));
+  }
   if (mode.passthrough) {
     passthrough_opens_.fetch_add(1, memory_order_relaxed);
     // The kernel fails an open that asks for caching and passthrough at once, and with FOPEN_DIRECT_IO it
     // would still send us the reads.
-    open->open_flags = (open->open_flags & fuse::kFopenNoflush) | fuse::kFopenPassthrough;
+    open->open_flags = fuse::kFopenNoflush | fuse::kFopenPassthrough;
     open->backing_id = mode.backing_id;
     std::memcpy(message.data() + sizeof(header), &*open, sizeof(*open));
   }

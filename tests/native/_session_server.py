@@ -1,9 +1,9 @@
 """A process that serves local files through a Session and pyfuse3; tests start, question and kill it.
 
 Its only argument is a JSON object: ``mountpoint``, ``files`` (name → path of a local file), ``options``
-(keyword arguments of ``Session.mount`` or ``Session.resume``), ``resume_fd`` (a /dev/fuse descriptor or null),
-``channel_fd`` (a connected unix socket). It sends one JSON line with the device descriptor attached, then
-answers each line it gets with one line.
+(keyword arguments of ``Session.mount`` or ``Session.resume``), ``resume_fd`` (a /dev/fuse descriptor or
+null), ``channel_fd`` (a connected unix socket). It sends one JSON line with the device descriptor attached,
+then answers each line it gets with one line.
 """
 
 from __future__ import annotations

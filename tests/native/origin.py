@@ -186,9 +186,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(content: bytes, default: str = "ok", behaviours: list[str] | None = None) -> Iterator[Origin]:
+def serve(
+    content: bytes, default: str = "ok", behaviours: list[str] | None = None, *, port: int = 0
+) -> Iterator[Origin]:
     origin = Origin(content, default, behaviours or [])
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _Server(("127.0.0.1", port), _Handler)
     server.origin = origin
     server.release = threading.Event()
     origin.port = server.server_address[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -317,7 +316,7 @@ def inspect(
 
 def _absolute(reference: str) -> str:
     """The daemon has another working directory."""
-    return reference if "://" in reference else os.path.abspath(reference)
+    return reference if "://" in reference else str(Path(reference).absolute())
 
 
 def _find(client: Client, target: str) -> wire.Mount:

@@ -1,8 +1,8 @@
 """Records that cross a socket or live in a state file, as JSON.
 
-The daemon's API (HTTP/JSON on a unix socket, paths under ``/v1``) and the worker's protocol (one JSON object a line
-on ``worker.sock``) share these records. Unknown fields are ignored when read, so that an old reader survives a new
-writer; a change that an old reader cannot survive needs ``/v2``.
+The daemon's API (HTTP/JSON on a unix socket, paths under ``/v1``) and the worker's protocol (one JSON object
+a line on ``worker.sock``) share these records. Unknown fields are ignored when read, so that an old reader
+survives a new writer; a change that an old reader cannot survive needs ``/v2``.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class WorkerSpec(msgspec.Struct, kw_only=True):
     record: bool
     background_fill: bool
     deadline_s: float
+    made_mountpoint: bool = False  # the daemon made the directory and removes it after the mount
 
 
 class WorkerStart(msgspec.Struct):

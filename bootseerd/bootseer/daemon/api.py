@@ -17,7 +17,7 @@ class Api:
         """Route one request; returns status and record."""
         match [part for part in request.path.split("/") if part], request.method:
             case ["v1", "status"], "GET":
-                return 200, self._supervisor.status()
+                return 200, await self._supervisor.status()
             case ["v1", "mounts"], "GET":
                 return 200, self._supervisor.mounts()
             case ["v1", "mounts"], "POST":

@@ -47,26 +47,33 @@ class MethodNotAllowedError(errors.UsageError):
 
 
 async def serve_connection(stream: trio.abc.Stream, handler: Handler) -> None:
-    """Answer requests on one connection until the client is done."""
+    """Answer requests on one connection until the client is done; raises nothing, whatever it does."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=65536)
-    async with stream:
-        try:
-            while True:
-                with trio.fail_after(_IDLE_TIMEOUT_S):
-                    request = await _receive(connection, stream)
-                if request is None:
-                    return
-                status, record = await _handle(request, handler)
-                await _send(connection, stream, status, wire.encode(record) + b"\n")
-                if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
-                    return
-                connection.start_next_cycle()
-        except h11.RemoteProtocolError as error:
-            if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                body = wire.ErrorBody("usage", str(error))
-                await _send(connection, stream, error.error_status_hint, wire.encode(body) + b"\n")
-        except (trio.BrokenResourceError, trio.TooSlowError):
-            return  # the client went away
+    try:
+        async with stream:
+            await _serve_requests(connection, stream, handler)
+    except (trio.BrokenResourceError, trio.TooSlowError):
+        pass  # the client went away, or neither speaks nor listens
+    except Exception:
+        log.exception("a connection failed")
+
+
+async def _serve_requests(connection: h11.Connection, stream: trio.abc.Stream, handler: Handler) -> None:
+    try:
+        while True:
+            with trio.fail_after(_IDLE_TIMEOUT_S):
+                request = await _receive(connection, stream)
+            if request is None:
+                return
+            status, record = await _handle(request, handler)
+            await _send(connection, stream, status, wire.encode(record) + b"\n")
+            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                return
+            connection.start_next_cycle()
+    except h11.RemoteProtocolError as error:
+        if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            body = wire.ErrorBody("usage", str(error))
+            await _send(connection, stream, error.error_status_hint, wire.encode(body) + b"\n")
 
 
 async def _handle(request: Request, handler: Handler) -> tuple[int, object]:
@@ -87,16 +94,26 @@ async def _receive(connection: h11.Connection, stream: trio.abc.Stream) -> Reque
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await stream.receive_some(65536))
+            if connection.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                await stream.send_all(_bytes(connection, go_on))
+            connection.receive_data(bytes(await stream.receive_some(65536)))
         elif isinstance(event, h11.Request):
             head = event
+            if event.method == b"HEAD":  # must not be answered with a body, so not with our errors either
+                answer = h11.Response(status_code=405, headers=[("Connection", "close")])
+                await stream.send_all(_bytes(connection, answer, h11.EndOfMessage()))
+                return None
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_BODY_BYTES:
                 raise h11.RemoteProtocolError("the body is too large", error_status_hint=413)
         elif isinstance(event, h11.EndOfMessage):
             assert head is not None
-            target = urlsplit(head.target.decode("latin-1"))
+            try:
+                target = urlsplit(head.target.decode("latin-1"))
+            except ValueError as error:
+                raise h11.RemoteProtocolError(f"malformed target: {error}") from None
             query = {name: values[-1] for name, values in parse_qs(target.query).items()}
             return Request(head.method.decode("ascii"), target.path, query, bytes(body))
         else:  # ConnectionClosed, PAUSED
@@ -105,7 +122,12 @@ async def _receive(connection: h11.Connection, stream: trio.abc.Stream) -> Reque
 
 async def _send(connection: h11.Connection, stream: trio.abc.Stream, status: int, body: bytes) -> None:
     headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    data = connection.send(h11.Response(status_code=status, headers=headers)) or b""
-    data += connection.send(h11.Data(body)) or b""
-    data += connection.send(h11.EndOfMessage()) or b""
-    await stream.send_all(data)
+    data = _bytes(
+        connection, h11.Response(status_code=status, headers=headers), h11.Data(body), h11.EndOfMessage()
+    )
+    with trio.fail_after(_IDLE_TIMEOUT_S):
+        await stream.send_all(data)
+
+
+def _bytes(connection: h11.Connection, *events: h11.Event) -> bytes:
+    return b"".join(connection.send(event) or b"" for event in events)

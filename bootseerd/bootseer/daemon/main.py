@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,28 +20,24 @@ from bootseer.core import errors, paths
 from bootseer.daemon.api import Api
 from bootseer.daemon.http import serve_connection
 from bootseer.daemon.supervisor import Supervisor
+from bootseer.daemon.workers import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger("bootseer.daemon")
 
 
-async def serve(socket_path: Path, run_dir: Path, state_dir: Path) -> None:
+async def serve(supervisor: Supervisor, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; mounts and their workers stay."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    state_dir.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(run_dir, state_dir, version("bootseer"))
     api = Api(supervisor)
     async with trio.open_nursery() as nursery:
-        await nursery.start(supervisor.run)
-        listener = await _listen(socket_path)
-        _notify_ready()
-        log.info("listening on %s", socket_path)
         nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
-        while True:
-            connection, _ = await listener.accept()
-            nursery.start_soon(_serve_peer, trio.SocketStream(connection), api)
+        await nursery.start(supervisor.run)
+        _notify_ready()
+        log.info("listening on %s", listener.getsockname())
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+        await trio.serve_listeners(partial(_serve_peer, api), listeners, handler_nursery=nursery)
 
 
-async def _serve_peer(stream: trio.SocketStream, api: Api) -> None:
+async def _serve_peer(api: Api, stream: trio.SocketStream) -> None:
     credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     if uid not in {0, os.getuid()}:
@@ -49,15 +46,24 @@ async def _serve_peer(stream: trio.SocketStream, api: Api) -> None:
     await serve_connection(stream, api.handle)
 
 
-async def _listen(path: Path) -> trio.socket.SocketType:
-    path.unlink(missing_ok=True)  # the lock says that its last owner is gone
-    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listen(path: Path) -> socket.socket:
+    """The API's socket, for its owner only."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise errors.ConfigError(f"{path} is too long for a socket", hint="give a shorter --socket")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_socket():
+        raise errors.ConfigError(f"{path} exists and is not a socket", hint="give another --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise errors.ConfigError(f"another bootseerd answers on {path}", hint="give another --socket")
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
-        await listener.bind(str(path))
+        listener.bind(str(path))
     finally:
         os.umask(mask)
-    listener.listen(128)
+    listener.listen(1024)  # a client with a timeout is refused when the queue is full
     return listener
 
 
@@ -108,13 +114,17 @@ def main() -> None:
     run_dir = (arguments.run_dir or socket_path.parent).absolute()
     try:
         _lock(run_dir)
-        trio.run(serve, socket_path, run_dir, arguments.state_dir.absolute())
+        supervisor = Supervisor(run_dir, arguments.state_dir.absolute(), version("bootseer"))
+        trio.run(serve, supervisor, _listen(socket_path))
     except errors.BootseerError as error:
         print(f"bootseerd: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
         sys.exit(error.exit_code)
     except PermissionError as error:
         print(f"bootseerd: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(errors.PermissionDeniedError.exit_code)
+    except OSError as error:
+        print(f"bootseerd: {error.filename or socket_path}: {error.strerror}", file=sys.stderr)
+        sys.exit(errors.ConfigError.exit_code)
 
 
 if __name__ == "__main__":

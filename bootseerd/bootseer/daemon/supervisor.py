@@ -1,21 +1,23 @@
 """Mounts and the workers that serve them.
 
-Invariants: each live mount has a duplicate of its device descriptor in this process, so that a worker that dies can
-be replaced; ``spec.json`` exists from before the mount until after its end, so that the next daemon can adopt it.
+Invariants: each live mount has a duplicate of its device descriptor in this process, so that a worker that
+dies can be replaced; ``spec.json`` exists from before the mount until after its end, so that the next daemon
+can adopt it. Whoever changes which worker serves a mount, or ends the mount, holds the entry's lock.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
+import contextlib
 import json
 import logging
 import os
 import platform
 import secrets
+import select
 import shutil
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,20 @@ import trio
 
 from bootseer import native
 from bootseer.core import errors, wire
-from bootseer.daemon.workers import Spare, call
-from bootseer.image.resolve import resolve
+from bootseer.daemon.mountpoint import Mountpoint
+from bootseer.daemon.workers import MAX_SOCKET_PATH_BYTES, SOCKET_NAME, Spare, call
+from bootseer.image.resolve import ResolvedImage, resolve
 from bootseer.image.traces import TraceStore
 
 log = logging.getLogger(__name__)
 
-# A worker that dies this often without ever serving for a while is not going to live.
-_MAX_QUICK_DEATHS = 5
-_QUICK_DEATH_S = 1.0
-_MOUNT_DETACH = 2  # MNT_DETACH of umount2(2)
+# A mount whose workers die this often, none having served for that long, is given up: its readers get errors.
+_MAX_FAILURES = 6
+_STEADY_S = 0.25
+_FIRST_DELAY_S = 0.1  # before the third worker of a row; doubles from there
+_SPARE_DELAY_S = 3.0  # the job that was just mounted has the CPU first
+_STATUS_TIMEOUT_S = 1.0
+_MAX_DEADLINE_S = 3600.0
 
 
 @dataclass
@@ -41,7 +47,7 @@ class _Entry:
     spec: wire.WorkerSpec
     directory: Path
     device_fd: int
-    changed: trio.Event = field(default_factory=trio.Event)
+    lock: trio.Lock = field(default_factory=trio.Lock)
 
 
 class Supervisor:
@@ -52,10 +58,17 @@ class Supervisor:
         self.state_dir = state_dir
         self._version = version
         self._mounts_dir = run_dir / "mounts"
+        longest = self._mounts_dir / ("x" * 12) / SOCKET_NAME
+        if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
+            raise errors.ConfigError(
+                f"{run_dir} is too long for a run directory", hint="sockets below it need a path of 107 bytes"
+            )
         self._mounts_dir.mkdir(parents=True, exist_ok=True)
         for name in ("cache", "images", "traces"):
             (state_dir / name).mkdir(parents=True, exist_ok=True)
         self._entries: dict[str, _Entry] = {}
+        self._fallbacks: Counter[str] = Counter()  # of this process; workers count theirs
+        self._claimed: set[Path] = set()  # mount points that a mount in progress has chosen
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._traces = TraceStore(state_dir)
         self._spare: Spare | None = None
@@ -69,6 +82,7 @@ class Supervisor:
             self._prepare_spare()
             for directory in sorted(self._mounts_dir.iterdir()):
                 await self._adopt(directory)
+            self._sort_by_age()
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -76,10 +90,29 @@ class Supervisor:
                 if self._spare is not None:
                     self._spare.discard()
 
-    # -- the API's verbs --------------------------------------------------------------------------------------------
+    # -- the API's verbs -------------------------------------------------------------------------------------
 
-    def status(self) -> wire.Status:
-        """The whole node."""
+    async def status(self) -> wire.Status:
+        """The whole node. ``fallbacks``: mounts that lack a capability, times that a cache or trace failed.
+
+        A worker that does not answer at once is left out of them.
+        """
+        fallbacks = self._fallbacks.copy()
+
+        async def ask(entry: _Entry) -> None:
+            with trio.move_on_after(_STATUS_TIMEOUT_S), contextlib.suppress(errors.BootseerError):
+                values = (await call(entry.directory, "statistics"))[0].values
+                fallbacks.update(values.get("session.fallbacks", {}).keys())
+                prefix = "file.fallback_"
+                counts = {
+                    name.removeprefix(prefix): n for name, n in values.items() if name.startswith(prefix)
+                }
+                fallbacks.update({name: n for name, n in counts.items() if n})
+
+        async with trio.open_nursery() as nursery:
+            for entry in self._entries.values():
+                if entry.spec.mount.state == "ready":
+                    nursery.start_soon(ask, entry)
         return wire.Status(
             version=self._version,
             api_version=wire.API_VERSION,
@@ -88,14 +121,14 @@ class Supervisor:
             kernel=platform.release(),
             spare_ready=self._spare is not None and self._spare.alive,
             mounts=self.mounts(),
-            fallbacks={},
+            fallbacks=dict(fallbacks),
             state_dir=str(self.state_dir),
             run_dir=str(self.run_dir),
         )
 
     def mounts(self) -> list[wire.Mount]:
-        """All mounts, oldest first."""
-        return [entry.spec.mount for entry in self._entries.values()]
+        """All mounts, oldest first. A lazily unmounted one that still has users is none any more."""
+        return [e.spec.mount for e in self._entries.values() if e.spec.mount.state != "unmounted"]
 
     def get(self, mount_id: str) -> wire.Mount:
         """One mount."""
@@ -103,23 +136,32 @@ class Supervisor:
 
     async def mount(self, request: wire.MountRequest) -> wire.Mount:
         """Resolve the image, start a worker on it."""
+        if not 0 < request.deadline_s <= _MAX_DEADLINE_S:
+            raise errors.UsageError(f"a deadline lies between 0 and {_MAX_DEADLINE_S:.0f} s")
         image = await trio.to_thread.run_sync(lambda: resolve(request.image, state_dir=self.state_dir))
         mount_id = secrets.token_hex(6)
         directory = self._mounts_dir / mount_id
-        fuse_mountpoint = Path(request.mountpoint) if request.mountpoint else directory / "fuse"
-        if not fuse_mountpoint.is_absolute():
-            raise errors.UsageError(f"mount point {fuse_mountpoint} is not absolute")
-        (directory / "state").mkdir(parents=True)
+        mountpoint = Mountpoint.choose(request.mountpoint, directory / "fuse")
+        if mountpoint.path in self._claimed:
+            raise errors.UsageError(f"something is being mounted on {mountpoint.path}")
+        self._claimed.add(mountpoint.path)
         try:
-            fuse_mountpoint.mkdir(parents=True, exist_ok=True)
-            spec = self._make_spec(request, mount_id, directory, fuse_mountpoint, image)
-            self._store(directory, spec)
-            pid, device_fd = await self._start_worker(directory, None)
-        except BaseException as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise errors.UsageError(f"cannot mount on {fuse_mountpoint}: {error.strerror}") from None
-            raise
+            await trio.to_thread.run_sync(mountpoint.prepare)
+            try:
+                (directory / "state").mkdir(parents=True)
+                spec = self._make_spec(request, mount_id, directory, mountpoint, image)
+                self._store(directory, spec)
+                pid, device_fd = await self._start_worker(directory, None)
+            except BaseException:
+                # Nothing was mounted there before, so what is there now is of the worker that failed.
+                mountpoint.detach()
+                mountpoint.remove()
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise errors.InternalError(f"{error.filename}: {error.strerror}") from None
+        finally:
+            self._claimed.discard(mountpoint.path)
         entry = _Entry(spec, directory, device_fd)
         self._entries[mount_id] = entry
         self._set(entry, state="ready", worker_pid=pid)
@@ -127,61 +169,65 @@ class Supervisor:
         return spec.mount
 
     async def unmount(self, mount_id: str, *, lazy: bool) -> wire.Mount:
-        """End a mount; UsageError when it is busy."""
+        """End a mount; UsageError when it is busy. Lazily, it is gone for all but those who use it."""
         entry = self._entry(mount_id)
-        previous = entry.spec.mount.state
-        if previous == "failed":
-            self._forget(entry)
-            return entry.spec.mount
-        self._set(entry, state="unmounted")
-        try:
-            await call(entry.directory, "unmount", lazy=lazy)
-        except errors.BootseerError as error:
-            self._set(entry, state=previous)
-            if error.code == "busy" or "busy" in error.message.lower():
-                raise errors.UsageError(
-                    f"mount {mount_id} is busy", hint="end its users, or unmount lazily"
-                ) from None
-            raise
-        self._forget(entry)
+        async with entry.lock:
+            entry = self._entry(mount_id)
+            if entry.spec.mount.state != "failed":
+                try:
+                    await call(entry.directory, "unmount", lazy=lazy)
+                except errors.UsageError as error:
+                    raise errors.UsageError(f"mount {mount_id} is busy", hint=error.hint) from None
+            self._set(entry, state="unmounted")
+            if not lazy or entry.device_fd < 0:
+                self._forget(entry)
         return entry.spec.mount
 
     async def statistics(self, mount_id: str) -> dict[str, Any]:
         """Counters of the worker; they start anew with each worker."""
-        reply, _ = await call(self._entry(mount_id).directory, "statistics")
-        return reply.values
+        return (await self._call(mount_id, "statistics")).values
 
     async def tell(self, mount_id: str, op: wire.WorkerOp) -> wire.Mount:
         """``ready`` or ``prefetch``."""
-        entry = self._entry(mount_id)
-        await call(entry.directory, op)
-        return entry.spec.mount
+        await self._call(mount_id, op)
+        return self.get(mount_id)
 
-    # -- workers ----------------------------------------------------------------------------------------------------
+    async def _call(self, mount_id: str, op: wire.WorkerOp) -> wire.WorkerReply:
+        async with self._entry(mount_id).lock:  # a worker that is being replaced cannot answer
+            entry = self._entry(mount_id)
+            if entry.spec.mount.state == "failed":
+                raise errors.UsageError(f"mount {mount_id} has failed: {entry.spec.mount.error}")
+            reply, _ = await call(entry.directory, op)
+            return reply
+
+    # -- workers ---------------------------------------------------------------------------------------------
 
     def _make_spec(
-        self, request: wire.MountRequest, mount_id: str, directory: Path, fuse_mountpoint: Path, image: Any
+        self,
+        request: wire.MountRequest,
+        mount_id: str,
+        directory: Path,
+        mountpoint: Mountpoint,
+        image: ResolvedImage,
     ) -> wire.WorkerSpec:
         map_path = directory / "chunkmap"
         map_path.write_bytes(image.chunk_map)
         plan_path = directory / "plan.json"
         chunk_map = native.ChunkMap.parse(image.chunk_map)
-        plan = self._traces.plan(image.manifest_digest, chunk_map) if request.prefetch else []
+        plan, trace_path = self._open_traces(request, mount_id, image.manifest_digest, chunk_map)
         plan_path.write_text(json.dumps(plan))
         mount = wire.Mount(
             id=mount_id,
             image=request.image,
             digest=image.manifest_digest,
             state="starting",
-            fuse_mountpoint=str(fuse_mountpoint),
-            image_path=str(fuse_mountpoint / "image.erofs"),
+            fuse_mountpoint=str(mountpoint.path),
+            image_path=str(mountpoint.path / "image.erofs"),
             worker_pid=0,
             restarts=0,
             created_unix_s=time.time(),
             config=image.config,
-            trace_path=str(self._traces.recording_path(image.manifest_digest, mount_id))
-            if request.record
-            else "",
+            trace_path=trace_path,
             label=request.label,
         )
         return wire.WorkerSpec(
@@ -194,22 +240,40 @@ class Supervisor:
             cache_key=image.blob_digest.removeprefix("sha256:"),
             state_dir=str(directory / "state"),
             prefetch=request.prefetch,
-            record=request.record,
+            record=bool(trace_path),
             background_fill=request.background_fill,
             deadline_s=request.deadline_s,
+            made_mountpoint=mountpoint.made,
         )
+
+    def _open_traces(
+        self, request: wire.MountRequest, mount_id: str, digest: str, chunk_map: native.ChunkMap
+    ) -> tuple[list[tuple[int, int]], str]:
+        """Plan and path of the recording. Traces make a start fast; without them it works all the same."""
+        plan: list[tuple[int, int]] = []
+        path = ""
+        try:
+            if request.prefetch:
+                plan = self._traces.plan(digest, chunk_map)
+            if request.record:
+                path = str(self._traces.recording_path(digest, mount_id))
+        except OSError as error:
+            log.warning("mount %s does without traces: %s", mount_id, error)
+            self._fallbacks["trace_store"] += 1
+        return plan, path
 
     def _prepare_spare(self) -> None:
-        self._spare = Spare(self.run_dir / "worker.log")
+        try:
+            self._spare = Spare(self.run_dir / "worker.log")
+        except errors.BootseerError as error:
+            log.error("no spare worker: %s", error)  # the next mount tries for itself
 
     async def _start_worker(self, directory: Path, device_fd: int | None) -> tuple[int, int]:
-        spare = (
-            self._spare
-            if self._spare is not None and self._spare.alive
-            else Spare(self.run_dir / "worker.log")
-        )
+        spare = self._spare
         self._spare = None
         try:
+            if spare is None or not spare.alive:
+                spare = Spare(self.run_dir / "worker.log")
             pid, fd = await spare.start(directory, device_fd)
         finally:
             # After the start, so that the next interpreter does not compete with this one for a core.
@@ -219,58 +283,58 @@ class Supervisor:
         return pid, fd
 
     async def _prepare_spare_later(self) -> None:
-        await trio.sleep(3)
+        await trio.sleep(_SPARE_DELAY_S)
         if self._spare is None:
             self._prepare_spare()
 
     def _watch(self, entry: _Entry, pid: int) -> None:
         assert self._nursery is not None
-        self._nursery.start_soon(self._watch_worker, entry, pid)
+        self._nursery.start_soon(self._watch_workers, entry, pid)
 
-    async def _watch_worker(self, entry: _Entry, pid: int) -> None:
-        quick_deaths = 0
+    async def _watch_workers(self, entry: _Entry, pid: int) -> None:
+        """Replace each worker that dies, until the mount ends or is given up."""
+        failures = 0
         while True:
             started = trio.current_time()
             await _wait_death(pid)
             if child := self._children.pop(pid, None):
                 child.wait()
-            if entry.spec.mount.state == "unmounted" or entry.spec.mount.id not in self._entries:
-                return
-            if _is_unmounted(entry.device_fd):
-                log.info("mount %s was unmounted from outside", entry.spec.mount.id)
-                self._set(entry, state="unmounted")
-                self._forget(entry)
-                return
-            quick_deaths = quick_deaths + 1 if trio.current_time() - started < _QUICK_DEATH_S else 0
-            log.warning("worker %d of mount %s died; resuming", pid, entry.spec.mount.id)
-            self._set(entry, state="restarting", restarts=entry.spec.mount.restarts + 1)
-            restarted = await self._restart(entry, quick_deaths)
-            if restarted is None:
-                return
-            pid = restarted
-
-    async def _restart(self, entry: _Entry, quick_deaths: int) -> int | None:
-        for attempt in range(quick_deaths, _MAX_QUICK_DEATHS * 10):
-            await trio.sleep(0.05 * max(0, attempt - 1))
-            try:
-                pid, fd = await self._start_worker(entry.directory, entry.device_fd)
-            except errors.BootseerError as error:
-                log.error("mount %s: %s", entry.spec.mount.id, error)
-                if attempt >= _MAX_QUICK_DEATHS + quick_deaths:
-                    self._give_up(entry, str(error))
-                    return None
-                continue
-            os.close(fd)  # a duplicate of the one that we hold
-            self._set(entry, state="ready", worker_pid=pid)
-            return pid
-        return None
+            failures = 1 if trio.current_time() - started >= _STEADY_S else failures + 1
+            async with entry.lock:
+                if self._entries.get(entry.spec.mount.id) is not entry:
+                    return
+                if entry.spec.mount.state == "unmounted" or _is_unmounted(entry.device_fd):
+                    log.info("mount %s has ended", entry.spec.mount.id)
+                    self._set(entry, state="unmounted")
+                    self._forget(entry)
+                    return
+                log.warning("worker %d of mount %s died; resuming", pid, entry.spec.mount.id)
+                self._set(entry, state="restarting", restarts=entry.spec.mount.restarts + 1)
+                why = "its workers die as soon as they serve it"
+                restarted = None
+                while restarted is None and failures < _MAX_FAILURES:
+                    if failures > 1:
+                        await trio.sleep(_FIRST_DELAY_S * 2 ** (failures - 2))
+                    try:
+                        restarted = await self._start_worker(entry.directory, entry.device_fd)
+                    except errors.BootseerError as error:
+                        log.error("mount %s: %s", entry.spec.mount.id, error)
+                        why = error.message
+                        failures += 1
+                if restarted is None:
+                    self._give_up(entry, why)
+                    return
+                pid, fd = restarted
+                os.close(fd)  # a duplicate of the one that we hold
+                self._set(entry, state="ready", worker_pid=pid)
 
     def _give_up(self, entry: _Entry, why: str) -> None:
         """Readers get errors instead of waiting for a worker that will not come."""
-        self._set(entry, state="failed", error=why)
-        os.close(entry.device_fd)
+        log.error("mount %s is given up: %s", entry.spec.mount.id, why)
+        self._set(entry, state="failed", error=why, worker_pid=0)
+        os.close(entry.device_fd)  # the last one: the kernel ends the connection
         entry.device_fd = -1
-        _detach(entry.spec.mount.fuse_mountpoint)
+        Mountpoint.of(entry.spec).detach()
 
     async def _adopt(self, directory: Path) -> None:
         try:
@@ -282,30 +346,41 @@ class Supervisor:
         try:
             reply, fd = await call(directory, "hello")
         except errors.BootseerError as error:
-            # Its descriptor died with it and with our predecessor: the mount cannot be saved, only be cleaned up.
+            # Its descriptor died with it and with our predecessor: the mount cannot be saved, only cleared.
             log.warning("mount %s was lost: %s", spec.mount.id, error)
-            _detach(spec.mount.fuse_mountpoint)
+            mountpoint = Mountpoint.of(spec)
+            mountpoint.detach()
+            mountpoint.remove()
             shutil.rmtree(directory, ignore_errors=True)
             return
         assert fd is not None
         entry = _Entry(spec, directory, fd)
         self._entries[spec.mount.id] = entry
-        self._set(entry, state="ready", worker_pid=reply.pid)
+        detached = bool(reply.values.get("detached"))
+        self._set(entry, state="unmounted" if detached else "ready", worker_pid=reply.pid)
         self._watch(entry, reply.pid)
         log.info("adopted mount %s (worker %d)", spec.mount.id, reply.pid)
 
-    # -- records ----------------------------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def _entry(self, mount_id: str) -> _Entry:
         entry = self._entries.get(mount_id)
-        if entry is None:
+        if entry is None or entry.spec.mount.state == "unmounted":
             raise errors.NotFoundError(f"there is no mount {mount_id}")
         return entry
+
+    def _sort_by_age(self) -> None:
+        by_age = sorted(self._entries.items(), key=lambda item: item[1].spec.mount.created_unix_s)
+        self._entries = dict(by_age)
 
     def _set(self, entry: _Entry, **changes: Any) -> None:
         for name, value in changes.items():
             setattr(entry.spec.mount, name, value)
-        self._store(entry.directory, entry.spec)
+        try:
+            self._store(entry.directory, entry.spec)
+        except OSError as error:
+            # A worker that died is still replaced; the next daemon asks the worker for what matters.
+            log.error("mount %s: its state is not stored: %s", entry.spec.mount.id, error)
 
     @staticmethod
     def _store(directory: Path, spec: wire.WorkerSpec) -> None:
@@ -317,6 +392,8 @@ class Supervisor:
         self._entries.pop(entry.spec.mount.id, None)
         if entry.device_fd >= 0:
             os.close(entry.device_fd)
+            entry.device_fd = -1
+        Mountpoint.of(entry.spec).remove()
         shutil.rmtree(entry.directory, ignore_errors=True)
 
 
@@ -332,14 +409,7 @@ async def _wait_death(pid: int) -> None:
 
 
 def _is_unmounted(device_fd: int) -> bool:
-    """Whether the kernel has ended the connection: it then refuses even an empty write with ENODEV."""
-    try:
-        os.write(device_fd, b"")
-    except OSError as error:
-        return error.errno == errno.ENODEV
-    return False
-
-
-def _detach(mountpoint: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.umount2(os.fsencode(mountpoint), _MOUNT_DETACH)
+    """Whether the kernel has ended the connection: /dev/fuse then polls as an error."""
+    poll = select.poll()
+    poll.register(device_fd, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))

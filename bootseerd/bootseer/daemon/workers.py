@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -15,6 +16,9 @@ from bootseer.core import errors, wire
 _MAX_MESSAGE_BYTES = 1 << 20
 _START_TIMEOUT_S = 20.0
 _CALL_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 1.0
+SOCKET_NAME = "worker.sock"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7)
 
 
 class Spare:
@@ -22,16 +26,20 @@ class Spare:
 
     def __init__(self, log_path: Path) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log_path.open("ab") as log:
-            # A session of its own: a signal to the daemon's process group must not end a mount.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "bootseer.fusefs.worker"],
-                stdin=theirs,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-            )
+        try:
+            with theirs, log_path.open("ab") as log:
+                # A session of its own: a signal to the daemon's process group must not end a mount.
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "bootseer.fusefs.worker"],
+                    stdin=theirs.fileno(),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
+                )
+        except OSError as error:
+            self._channel.close()
+            raise errors.InternalError(f"no worker can be started: {error}") from None
 
     @property
     def alive(self) -> bool:
@@ -39,7 +47,7 @@ class Spare:
         return self.process.poll() is None
 
     async def start(self, directory: Path, device_fd: int | None) -> tuple[int, int]:
-        """Give it a mount; returns its pid and a duplicate of its device descriptor (the caller's to close)."""
+        """Give it a mount; returns its pid and its device descriptor, which is the caller's to close."""
         fds = [] if device_fd is None else [device_fd]
         try:
             socket.send_fds(self._channel, [wire.encode(wire.WorkerStart(str(directory)))], fds)
@@ -48,7 +56,10 @@ class Spare:
             data, received, _, _ = socket.recv_fds(self._channel, _MAX_MESSAGE_BYTES, 1)
         except (OSError, trio.TooSlowError) as error:
             self.discard()
-            raise errors.InternalError(f"a worker did not start: {error or 'timeout'}") from None
+            raise errors.InternalError(f"a worker did not start: {str(error) or 'timeout'}") from None
+        except BaseException:  # cancelled: nobody will know of this worker
+            self.discard()
+            raise
         finally:
             self._channel.close()
         ready = wire.decode(data, wire.WorkerReady) if data else None
@@ -68,7 +79,8 @@ class Spare:
         self._channel.close()
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a system call; it dies when that ends
+            self.process.wait(_KILL_TIMEOUT_S)
 
 
 async def call(
@@ -82,7 +94,7 @@ async def call(
         with trio.fail_after(_CALL_TIMEOUT_S):
             connection = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with connection:
-                await connection.connect(str(directory / "worker.sock"))
+                await connection.connect(str(directory / SOCKET_NAME))
                 await trio.SocketStream(connection).send_all(
                     wire.encode(wire.WorkerCall(op, lazy=lazy)) + b"\n"
                 )

@@ -8,6 +8,7 @@ standard input before work has come ends it; after that the daemon may come and 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -23,7 +24,7 @@ import trio
 
 from bootseer import native
 from bootseer.core import wire
-from bootseer.core.errors import BootseerError, InternalError
+from bootseer.core.errors import BootseerError, InternalError, UsageError
 from bootseer.fusefs.operations import Operations
 from bootseer.fusefs.tree import ROOT_INODE, Tree
 
@@ -32,18 +33,24 @@ log = logging.getLogger(__name__)
 IMAGE_NAME = b"image.erofs"
 MAX_MESSAGE_BYTES = 1 << 16
 SOCKET_NAME = "worker.sock"
+_ANSWER_TIMEOUT_S = 10.0
+_LONGEST_SILENCE_S = 10.0
 
 
 class Worker:
     """Everything that serves one mount. ``device_fd`` is set when the mount exists already."""
 
     def __init__(self, directory: Path, device_fd: int | None) -> None:
-        self.directory = directory
+        # First, so that a directory that was given up meanwhile is noticed before anything is mounted, and so that a
+        # call that comes right after the mount waits in the queue instead of being refused.
+        self._listener = _listen(directory / SOCKET_NAME)
         self.spec = wire.decode((directory / "spec.json").read_bytes(), wire.WorkerSpec)
         spec = self.spec
         chunk_map = native.ChunkMap.load(spec.chunk_map_path)
         self._cache = native.Cache(spec.cache_dir)
-        source = native.open_source(spec.blob_uri, headers=spec.headers)
+        # Half of a deadline: an origin that fell silent is asked again while the reader still waits.
+        silence_s = min(_LONGEST_SILENCE_S, spec.deadline_s / 2)
+        source = native.open_source(spec.blob_uri, headers=spec.headers, connect_timeout_s=silence_s)
         self.file = native.BlockFile(
             self._cache,
             spec.cache_key,
@@ -66,6 +73,7 @@ class Worker:
             self.session = native.Session.resume(
                 device_fd, mountpoint=spec.mount.fuse_mountpoint, state_dir=spec.state_dir
             )
+        self._detached = False
         self.session.add_file(image, self.file)
         options = set(pyfuse3.default_options)
         options.discard("default_permissions")  # the mount has it; this libfuse mounts nothing
@@ -89,36 +97,35 @@ class Worker:
 
     async def serve(self) -> None:
         """Serve FUSE and ``worker.sock`` until stopped or unmounted."""
-        path = self.directory / SOCKET_NAME
-        path.unlink(missing_ok=True)
-        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        await listener.bind(str(path))
-        listener.listen(16)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._accept, listener, nursery)
-            nursery.start_soon(self._stop_on_signal, nursery.cancel_scope)
+            nursery.start_soon(trio.serve_listeners, self._connection, [listener])
+            nursery.start_soon(self._stop_on_signal)
+            nursery.start_soon(self._stop_when_unmounted)
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
 
-    async def _stop_on_signal(self, scope: trio.CancelScope) -> None:
+    async def _stop_when_unmounted(self) -> None:
+        await trio.lowlevel.wait_readable(self.session.ended_fd)
+        pyfuse3.terminate()
+
+    async def _stop_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 pyfuse3.terminate()
 
-    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
-        while True:
-            connection, _ = await listener.accept()
-            nursery.start_soon(self._connection, connection)
-
-    async def _connection(self, connection: trio.socket.SocketType) -> None:
-        with connection:
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        connection = stream.socket
+        async with stream:
             buffer = b""
             try:
                 while data := await connection.recv(MAX_MESSAGE_BYTES):
                     buffer += data
                     *lines, buffer = buffer.split(b"\n")
                     for line in lines:
-                        await self._answer(connection, line)
+                        # Also when the mount ends meanwhile: that is what an unmount is answered with.
+                        with trio.move_on_after(_ANSWER_TIMEOUT_S, shield=True):
+                            await self._answer(connection, line)
                     if len(buffer) > MAX_MESSAGE_BYTES:
                         return
             except OSError:
@@ -133,6 +140,7 @@ class Worker:
             match call.op:
                 case "hello":
                     ancillary = [_fd_message(self.session.device_fd)]
+                    reply.values = {"detached": self._detached}
                 case "statistics":
                     reply.values = self.statistics()
                 case "prefetch":
@@ -141,12 +149,16 @@ class Worker:
                     self.file.mark_ready()
                 case "unmount":
                     await trio.to_thread.run_sync(lambda: self.session.unmount(lazy=call.lazy))
-                    ending = True
+                    # Detached only: who has files open is served until the last one is closed.
+                    self._detached = True
                 case "stop":
                     ending = True
         except OSError as error:
-            code = "busy" if error.errno == errno.EBUSY else InternalError.code
-            reply.error = wire.ErrorBody(code, error.strerror or str(error))
+            if error.errno == errno.EBUSY:
+                busy = UsageError("the mount is busy", hint="end its users, or unmount lazily")
+                reply.error = wire.ErrorBody.of(busy)
+            else:
+                reply.error = wire.ErrorBody(InternalError.code, error.strerror or str(error))
         except BootseerError as error:
             reply.error = wire.ErrorBody.of(error)
         except Exception as error:  # a fault in one call must not end the mount
@@ -162,6 +174,14 @@ class Worker:
         self.session.stop()
         self.file.close()
         self._cache.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(16)
+    return listener
 
 
 def _fd_message(fd: int) -> tuple[int, int, bytes]:
@@ -185,12 +205,24 @@ def main() -> None:
             return
         try:
             worker = Worker(*work)
-        except (BootseerError, OSError) as error:
-            body = error if isinstance(error, BootseerError) else InternalError(str(error))
-            log.error("cannot serve: %s", body)
-            channel.sendall(wire.encode(wire.WorkerReady(os.getpid(), error=wire.ErrorBody.of(body))))
+        except Exception as error:
+            body = (
+                error
+                if isinstance(error, BootseerError)
+                else InternalError(f"{error or type(error).__name__}")
+            )
+            log.error(
+                "cannot serve: %s",
+                body,
+                exc_info=None if isinstance(error, BootseerError | OSError) else error,
+            )
+            with contextlib.suppress(OSError):
+                channel.sendall(wire.encode(wire.WorkerReady(os.getpid(), error=wire.ErrorBody.of(body))))
             sys.exit(body.exit_code)
-        socket.send_fds(channel, [wire.encode(wire.WorkerReady(os.getpid()))], [worker.session.device_fd])
+        try:
+            socket.send_fds(channel, [wire.encode(wire.WorkerReady(os.getpid()))], [worker.session.device_fd])
+        except OSError:
+            log.warning("the daemon went away meanwhile; the next one will find this mount")
         channel.detach()
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     try:

@@ -94,8 +94,12 @@ def open_source(
     request_timeout_s: float = 60.0,
     retries: int = 5,
     max_connections: int = 8,
+    ca_file: str | None = None,
 ) -> Source:
-    """``http://``, ``https://``, ``file://`` or a path. ``connect_timeout_s`` is also the longest silence."""
+    """``http://``, ``https://``, ``file://`` or a path. ``connect_timeout_s`` is also the longest silence.
+
+    ``ca_file``: PEM file of the authorities to trust instead of the system's.
+    """
 
 @final
 class Cache:
@@ -126,8 +130,8 @@ class BlockFile(ReadFile):
     ) -> None:
         """``key``: 64 hex digits that name the blob in the cache.
 
-        ``deadline_s`` bounds a read that waits for the origin. ``background_idle_s``: how long no read may have
-        waited before the rest of the blob is filled.
+        ``deadline_s`` bounds a read that waits for the origin. ``background_idle_s``: how long no read may
+        have waited before the rest of the blob is filled.
         """
     def prefetch(self, plan: Sequence[tuple[int, int]]) -> None:
         """Fetch (chunk, t_ns) in this order, ahead of use. Replaces what is left of an earlier plan."""
@@ -175,9 +179,18 @@ class Session:
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
+        passthrough: bool = True,
+        allow_other: bool = True,
+        read_only: bool = True,
+        fsname: str = "bootseer",
+        subtype: str = "bootseer",
         journal: Literal["auto", "always", "never"] = "auto",
     ) -> Session:
-        """Go on with a mount whose process died; duplicates ``device_fd``."""
+        """Go on with a mount whose process died; duplicates ``device_fd``.
+
+        Takes what ``mount`` takes; options that only mount(2) can set are ignored. Raises ``NotFoundError`` when
+        ``state_dir`` does not exist, ``IntegrityError`` when its record is damaged.
+        """
     @property
     def control_fd(self) -> int:
         """Hands the descriptor over: pyfuse3 closes it in ``pyfuse3.close()``."""

@@ -50,7 +50,7 @@ class CacheBlob {
   bool prove(std::uint32_t chunk) noexcept;
 
   // Reads image bytes from the data file. False (errno set) unless all were read.
-  bool read(std::uint64_t offset, std::span<std::byte> out) const noexcept;
+  bool read(std::uint64_t offset, std::span<std::byte> out) noexcept;
 
   // Stores verified bytes and makes the chunk ready. False when the disk refuses; it then refuses without
   // trying for a moment, so that a full disk does not cost a system call per chunk.
@@ -61,6 +61,11 @@ class CacheBlob {
 
   // Learns what other processes have recorded since. True when there was something.
   bool refresh() noexcept;
+
+  // Tells the other processes that we fetch this (any number that all of them give the same thing). False
+  // when somebody else is at it; ends with release_fetch, close, or the death of the process.
+  bool claim_fetch(std::uint32_t id) noexcept;
+  void release_fetch(std::uint32_t id) noexcept;
 
   // Makes durable what is recorded so far. Cache calls it from time to time.
   void sync() noexcept;
@@ -84,9 +89,11 @@ class CacheBlob {
   void rewrite_log();
   bool is_current() const noexcept;
   void replay_from_file();
+  bool catch_up_locked();
   void settle(std::uint32_t chunk) noexcept;
   void settle_all() noexcept;
   void claim_unrecorded_data() noexcept;
+  void distrust_all() noexcept;
   void set_ready(std::uint32_t chunk) noexcept;
   void append(cache_log::Kind kind, std::uint32_t value, std::uint32_t data_crc) noexcept;
   void failed(std::atomic<std::uint64_t>& counter, int error) noexcept;
@@ -97,6 +104,7 @@ class CacheBlob {
   const std::string data_path_;
   const std::string log_path_;
   UniqueFd lock_;
+  UniqueFd fetch_claims_;  // an empty file: byte i locked means that i is being fetched
   UniqueFd data_;
   UniqueFd log_;
   std::vector<std::atomic<std::uint64_t>> ready_;

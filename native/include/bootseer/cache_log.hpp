@@ -43,7 +43,7 @@ class Replay {
   std::size_t apply(std::span<const std::byte> bytes);
 
   std::uint32_t records() const noexcept { return records_; }
-  std::uint32_t durable_records() const noexcept { return durable_; }
+  bool has_unproven() const noexcept { return last_ready_end_ > durable_; }
   const std::vector<Claim>& claims() const noexcept { return claims_; }
   bool is_claimed(std::uint32_t chunk) const noexcept { return claims_[chunk].record != kNever; }
   bool is_proven(std::uint32_t chunk) const noexcept { return claims_[chunk].record < durable_; }
@@ -53,6 +53,7 @@ class Replay {
   std::vector<Claim> claims_;
   std::uint32_t records_ = 0;
   std::uint32_t durable_ = 0;
+  std::uint32_t last_ready_end_ = 0;  // index of the last ready record, plus one
 };
 
 }  // namespace bootseer::cache_log

@@ -100,9 +100,11 @@ class Fetcher {
 
   // A frame that is not here but on its way.
   struct Active {
-    enum class Stage : std::uint8_t { queued, in_flight, decoding };
+    enum class Stage : std::uint8_t { queued, elsewhere, in_flight, decoding };  // elsewhere: another process
     Stage stage = Stage::queued;
     Origin origin = Origin::demand;
+    bool is_claimed = false;  // other processes know that we fetch it
+    Clock::time_point elsewhere_since{};
     unsigned attempts = 0;  // that brought wrong bytes
     Source::Ticket ticket = 0;
     std::vector<Waiter> waiters;
@@ -110,8 +112,9 @@ class Fetcher {
 
   struct DecodeJob {
     std::uint32_t frame;
-    std::unique_ptr<std::byte[]> blob;
+    std::unique_ptr<std::byte[]> blob;  // null: another process has brought it, look in the cache
   };
+  using ActiveFrames = std::unordered_map<std::uint32_t, Active>;
 
   struct Reason {  // of an error: the name is the statistics key
     const char* name;
@@ -126,7 +129,7 @@ class Fetcher {
   void park_locked(const Pending& read);
   bool find_local(std::uint32_t chunk) noexcept;
   bool copy_from_twin(std::uint32_t chunk) noexcept;
-  void attach_locked(const Pending& read, std::uint32_t chunk);
+  bool attach_locked(const Pending& read, std::uint32_t chunk);  // true: nobody had asked for it
   void read_ahead_locked(std::uint32_t first_chunk, std::uint32_t last_chunk);
   void finish(const Pending& read);
   static void fail(const std::vector<Pending>& reads, const Reason& reason) noexcept;
@@ -140,6 +143,11 @@ class Fetcher {
   void pump_prefetch_locked();
   void pump_background_locked();
   void issue_locked(const RangePlan& range, Priority priority, Origin origin);
+  void issue_claimed_locked(const RangePlan& range, Priority priority);
+  bool has_member_locked(std::uint32_t frame) const;
+  void queue_decode_locked(std::uint32_t frame, Active& active, std::unique_ptr<std::byte[]> blob);
+  void poll_elsewhere_locked();
+  void retire_locked(ActiveFrames::iterator at);
   bool is_wanted_locked(std::uint32_t frame) const;
   void first_byte_came(Clock::time_point issued);
   void frame_arrived(Request& request, std::uint32_t frame, std::unique_ptr<std::byte[]> blob);
@@ -147,6 +155,7 @@ class Fetcher {
 
   // Decoding
   void decode_loop();
+  void take_from_cache(const DecodeJob& job);
   void frame_is_wrong(const DecodeJob& job, const char* name);
   void frame_is_right(const DecodeJob& job, std::span<const std::byte> raw);
 
@@ -169,8 +178,9 @@ class Fetcher {
   std::condition_variable timer_wanted_;
   std::condition_variable quiet_;
   bool closing_ = false;
-  std::unordered_map<std::uint32_t, Active> active_;
-  std::list<Pending> parked_;  // oldest first, and so by deadline
+  ActiveFrames active_;
+  std::vector<std::uint32_t> elsewhere_;  // frames in that stage
+  std::list<Pending> parked_;             // oldest first, and so by deadline
   std::vector<std::uint32_t> demand_queue_;
   RequestPlanner planner_;
   std::vector<bool> planned_chunks_;
@@ -190,7 +200,7 @@ class Fetcher {
   bool background_at_once_ = false;
   bool twins_are_copied_ = false;
   struct Stream {
-    std::uint32_t next_chunk = 0xffffffff;
+    std::uint32_t next_chunk = 0xfffffff0;  // far from any chunk
     std::uint32_t run = 0;
     std::uint64_t used = 0;
   };
@@ -204,6 +214,7 @@ class Fetcher {
     std::uint64_t stalls = 0, stall_ns = 0, stall_max_ns = 0, late_queued = 0;
     std::uint64_t prefetched_chunks = 0;
     std::uint64_t served_from_memory = 0;
+    std::uint64_t elsewhere_bytes = 0;
   };
   Counters counters_;
   Samples lateness_ns_;

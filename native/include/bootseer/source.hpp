@@ -89,6 +89,7 @@ struct SourceOptions {
   double connect_timeout_s = 10.0;             // also the longest silence within an answer
   double request_timeout_s = 60.0;             // for one attempt
   unsigned retries = 5;                        // per fetch
+  std::string ca_file;                         // PEM; empty: the system's authorities
   unsigned max_connections = 8;                // demand may use kDemandConnections more
 };
 inline constexpr unsigned kDemandConnections = 4;

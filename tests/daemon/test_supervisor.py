@@ -1,0 +1,442 @@
+"""Mounts, workers that die, daemons that die, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests._node import Node, detach, wait_until
+from tests.conftest import StoredImage
+from tests.daemon._readers import reading
+
+from bootseer.core import errors, wire
+
+STEADY_S = 0.3  # longer than a worker must live for its death not to count as one of a row
+
+
+def kill_worker(node: Node, mount_id: str) -> None:
+    """SIGKILL, then wait for the successor."""
+    before = node.client.mounts()[0]
+    assert before.id == mount_id
+    os.kill(before.worker_pid, signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = next(mount for mount in node.client.mounts() if mount.id == mount_id)
+        return now.state == "ready" and now.worker_pid not in {0, before.worker_pid}
+
+    wait_until(replaced, "a new worker serves")
+
+
+def assert_nothing_left(node: Node) -> None:
+    assert node.client.mounts() == []
+    assert node.mounts() == []
+    assert list((node.run_dir / "mounts").iterdir()) == []
+
+
+# ---- mount and unmount ----
+
+
+def test_every_byte_is_right(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout, label="job 7")
+    assert (mount.state, mount.restarts, mount.error, mount.label) == ("ready", 0, "", "job 7")
+    assert mount.config["config"] == {"Cmd": ["/bin/true"]}
+    assert Path(mount.image_path).stat().st_size == len(image.raw)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    assert node.client.mounts() == [mount]
+    assert node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw)
+    assert node.client.unmount(mount.id).state == "unmounted"
+    assert_nothing_left(node)
+    wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+
+
+def test_two_mounts_of_one_image_share_the_cache(node: Node, image: StoredImage) -> None:
+    first, second = node.mount(image.layout), node.mount(image.layout)
+    assert first.id != second.id
+    assert Path(first.image_path).read_bytes() == image.raw
+    fetched = node.client.statistics(first.id)["file.fetched_bytes"]
+    assert Path(second.image_path).read_bytes() == image.raw
+    again = node.client.statistics(second.id)["file.fetched_bytes"]
+    assert isinstance(fetched, int) and isinstance(again, int)
+    assert fetched > len(image.content.blob) // 2
+    assert again == 0
+    node.client.unmount(first.id)
+    assert Path(second.image_path).read_bytes() == image.raw
+
+
+def test_unmounting_a_busy_mount_is_one_line_and_changes_nothing(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    with Path(mount.image_path).open("rb") as file:
+        with pytest.raises(errors.UsageError, match=f"^mount {mount.id} is busy$") as caught:
+            node.client.unmount(mount.id)
+        assert caught.value.hint is not None
+        assert file.read() == image.raw
+        assert node.client.mounts() == [mount]
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+
+
+def test_a_lazy_unmount_serves_who_has_the_file_open(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    with Path(mount.image_path).open("rb") as file:
+        assert node.client.unmount(mount.id, lazy=True).state == "unmounted"
+        assert node.client.mounts() == []
+        assert node.mounts() == []
+        with pytest.raises(errors.NotFoundError):
+            node.client.unmount(mount.id)
+        assert file.read() == image.raw
+    wait_until(lambda: not list((node.run_dir / "mounts").iterdir()), "the mount is forgotten")
+    wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+
+
+def test_a_lazy_unmount_outlives_the_daemon(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    with Path(mount.image_path).open("rb") as file:
+        node.client.unmount(mount.id, lazy=True)
+        node.end(signal.SIGKILL)
+        node.start()
+        assert node.client.mounts() == []
+        assert file.read() == image.raw
+    wait_until(lambda: not list((node.run_dir / "mounts").iterdir()), "the mount is forgotten")
+
+
+def test_an_unmount_from_outside_is_noticed(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    subprocess.run(["umount", mount.fuse_mountpoint], check=True)
+    wait_until(lambda: not node.client.mounts(), "the daemon forgets the mount")
+    assert_nothing_left(node)
+    wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+
+
+@pytest.mark.parametrize("op", ["ready", "prefetch"])
+def test_telling(node: Node, image: StoredImage, op: str) -> None:
+    mount = node.mount(image.layout)
+    assert node.client.tell(mount.id, op) == mount
+    with pytest.raises(errors.NotFoundError, match="there is no mount nonsense"):
+        node.client.tell("nonsense", op)
+
+
+def test_status_counts_fallbacks(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    status = node.client.status()
+    assert [each.id for each in status.mounts] == [mount.id]
+    assert (status.run_dir, status.state_dir) == (str(node.run_dir), str(node.state_dir))
+    reasons = node.client.statistics(mount.id)["session.fallbacks"]
+    assert isinstance(reasons, dict)
+    assert status.fallbacks == dict.fromkeys(reasons, 1)
+
+
+# ---- mount points ----
+
+
+def test_a_missing_mount_point_is_made_and_removed(node: Node, image: StoredImage) -> None:
+    target = node.root / "a" / "b"
+    mount = node.mount(image.layout, target)
+    assert mount.image_path == str(target / "image.erofs")
+    assert Path(mount.image_path).read_bytes() == image.raw
+    node.client.unmount(mount.id)
+    assert not target.exists()
+    assert_nothing_left(node)
+
+
+def test_a_mount_point_of_the_user_stays(node: Node, image: StoredImage) -> None:
+    target = node.root / "own\tdir ü"
+    target.mkdir()
+    mount = node.mount(image.layout, target)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    node.client.unmount(mount.id)
+    assert target.is_dir()
+    assert_nothing_left(node)
+
+
+def test_a_mount_point_may_be_reached_by_a_link(node: Node, image: StoredImage) -> None:
+    (node.root / "real").mkdir()
+    (node.root / "link").symlink_to("real")
+    mount = node.mount(image.layout, node.root / "link")
+    assert mount.fuse_mountpoint == str(node.root / "real")
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+
+
+def test_a_mount_point_in_use_is_refused(node: Node, image: StoredImage) -> None:
+    target = node.root / "target"
+    mount = node.mount(image.layout, target)
+    with pytest.raises(errors.UsageError, match=r"something is mounted on .*/target already"):
+        node.mount(image.layout, target)
+    assert node.client.mounts() == [mount]
+    assert Path(mount.image_path).read_bytes() == image.raw
+
+
+def test_of_two_mounts_on_one_point_one_wins(node: Node, image: StoredImage) -> None:
+    target = node.root / "target"
+    results: list[wire.Mount | errors.BootseerError] = []
+
+    def try_it() -> None:
+        try:
+            results.append(node.mount(image.layout, target))
+        except errors.UsageError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=try_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [result for result in results if isinstance(result, wire.Mount)]
+    assert node.mounts() == [target]
+    assert Path(winner.image_path).read_bytes() == image.raw
+
+
+@pytest.mark.parametrize("what", ["relative", "not empty", "a file", "below a file", "a loop", "zero"])
+def test_a_mount_point_that_cannot_be(node: Node, image: StoredImage, what: str) -> None:
+    directory = node.root / "mp"
+    directory.mkdir()
+    (directory / "file").write_text("precious")
+    (directory / "loop").symlink_to("loop")
+    target = {
+        "relative": Path("mp"),
+        "not empty": directory,
+        "a file": directory / "file",
+        "below a file": directory / "file" / "x",
+        "a loop": directory / "loop",
+        "zero": Path(f"{directory}/a\0b"),
+    }[what]
+    with pytest.raises(errors.UsageError) as caught:
+        node.mount(image.layout, target)
+    assert "\n" not in caught.value.message
+    assert (directory / "file").read_text() == "precious"
+    assert_nothing_left(node)
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, 1e9])
+def test_a_deadline_that_cannot_be(node: Node, image: StoredImage, deadline_s: float) -> None:
+    with pytest.raises(errors.UsageError, match="deadline"):
+        node.mount(image.layout, deadline_s=deadline_s)
+    assert_nothing_left(node)
+
+
+# ---- workers that die ----
+
+
+def test_readers_do_not_notice_that_workers_are_killed(
+    node: Node, image: StoredImage, tmp_path: Path
+) -> None:
+    mount = node.mount(image.layout)
+    with reading(tmp_path, mount.image_path, image.raw) as readers:
+        for _ in range(20):
+            kill_worker(node, mount.id)
+            readers.wait_progress()
+            time.sleep(STEADY_S)
+    assert node.client.mounts()[0].restarts == 20
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+
+
+def test_a_worker_killed_while_it_starts(node: Node, image: StoredImage, tmp_path: Path) -> None:
+    mount = node.mount(image.layout)
+    with reading(tmp_path, mount.image_path, image.raw) as readers:
+        time.sleep(STEADY_S)
+        os.kill(mount.worker_pid, signal.SIGKILL)
+        killed = {mount.worker_pid}
+
+        def another() -> bool:
+            # The successor, or the spare that is to become it.
+            for pid in node.workers():
+                if pid not in killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+            return False
+
+        wait_until(another, "a second worker to kill")
+        wait_until(
+            lambda: (
+                node.client.mounts()[0].state == "ready" and node.client.mounts()[0].worker_pid not in killed
+            ),
+            "a worker serves again",
+        )
+        readers.wait_progress()
+
+
+def test_sigterm_of_a_worker_is_like_a_death(node: Node, image: StoredImage, tmp_path: Path) -> None:
+    mount = node.mount(image.layout)
+    with reading(tmp_path, mount.image_path, image.raw) as readers:
+        os.kill(mount.worker_pid, signal.SIGTERM)
+        wait_until(lambda: node.client.mounts()[0].restarts == 1, "the death is noticed")
+        wait_until(lambda: node.client.mounts()[0].state == "ready", "a new worker serves")
+        readers.wait_progress()
+
+
+def test_workers_that_die_again_and_again(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    fd = os.open(mount.image_path, os.O_RDONLY)
+    try:
+        assert os.pread(fd, 4096, 0) == image.raw[:4096]
+        (node.run_dir / "mounts" / mount.id / "chunkmap").write_bytes(b"damaged")  # no successor can start
+        os.kill(mount.worker_pid, signal.SIGKILL)
+        # It waits until the supervisor gives up.
+        with pytest.raises(OSError, match=r"not connected|aborted|I/O"):
+            os.pread(fd, 1 << 20, 1 << 20)
+        wait_until(lambda: node.client.mounts()[0].state == "failed", "the mount is given up")
+    finally:
+        with contextlib.suppress(OSError):  # the flush of a close fails too
+            os.close(fd)
+    failed = node.client.mounts()[0]
+    assert "chunk map" in failed.error
+    assert "\n" not in failed.error
+    assert node.mounts() == []
+    with pytest.raises(errors.UsageError, match="has failed"):
+        node.client.statistics(mount.id)
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+    assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw  # the node is well
+
+
+def test_workers_that_are_killed_again_and_again(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+
+    def failed() -> bool:
+        for pid in node.workers():
+            os.kill(pid, signal.SIGKILL)
+        return node.client.mounts()[0].state == "failed"
+
+    wait_until(failed, "the mount is given up", 60)
+    assert node.client.mounts()[0].restarts >= 1
+    assert node.mounts() == []
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+
+
+def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:
+    cache = node.state_dir / "cache"
+    cache.rmdir()
+    cache.write_text("in the way")
+    target = node.root / "target"
+    with pytest.raises(errors.BootseerError) as caught:
+        node.mount(image.layout, target)
+    assert str(cache) in caught.value.message
+    assert not target.exists()
+    assert_nothing_left(node)
+    cache.unlink()
+    cache.mkdir()
+    assert Path(node.mount(image.layout, target).image_path).read_bytes() == image.raw
+
+
+def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
+    for pid in node.workers():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not node.client.status().spare_ready, "the spare is missed")
+    assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw
+
+
+# ---- daemons that die ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_daemon_may_go_and_come(node: Node, image: StoredImage, tmp_path: Path, number: int) -> None:
+    mount = node.mount(image.layout)
+    other = node.mount(image.layout, node.root / "made")
+    with reading(tmp_path, mount.image_path, image.raw) as readers:
+        assert node.end(number) == (0 if number == signal.SIGTERM else -number)
+        assert node.mounts() == [Path(mount.fuse_mountpoint), Path(other.fuse_mountpoint)]
+        readers.wait_progress()
+        node.start()
+        assert node.client.mounts() == [mount, other]
+        readers.wait_progress()
+        kill_worker(node, mount.id)
+        readers.wait_progress()
+    node.client.unmount(mount.id)
+    node.client.unmount(other.id)
+    assert not (node.root / "made").exists()
+    assert_nothing_left(node)
+
+
+def test_spares_end_with_their_daemon(node: Node) -> None:
+    wait_until(lambda: len(node.workers()) == 1, "there is a spare")
+    node.end(signal.SIGKILL)
+    wait_until(lambda: not node.workers(), "the spare is gone")
+
+
+def test_a_mount_whose_worker_died_while_no_daemon_ran(node: Node, image: StoredImage) -> None:
+    target = node.root / "target"
+    mount = node.mount(image.layout, target)
+    node.end(signal.SIGKILL)
+    os.kill(mount.worker_pid, signal.SIGKILL)
+    wait_until(lambda: mount.worker_pid not in node.workers(), "the worker is dead")
+    node.start()
+    assert f"mount {mount.id} was lost" in node.log()
+    assert_nothing_left(node)
+    assert not target.exists()
+
+
+def test_only_what_is_ours_is_cleaned_up(node: Node, image: StoredImage) -> None:
+    target = node.root / "target"
+    mount = node.mount(image.layout, target)
+    node.end(signal.SIGKILL)
+    os.kill(mount.worker_pid, signal.SIGKILL)
+    detach(target)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(target)], check=True)
+    (target / "file").write_text("precious")
+    node.start()
+    assert node.client.mounts() == []
+    assert (target / "file").read_text() == "precious"
+
+
+def test_garbage_in_the_run_directory(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    node.end(signal.SIGKILL)
+    for name, content in {"empty": None, "broken": b"{", "other": b'{"a": 1}'}.items():
+        directory = node.run_dir / "mounts" / name
+        directory.mkdir()
+        if content is not None:
+            (directory / "spec.json").write_bytes(content)
+    (node.run_dir / "mounts" / "file").write_bytes(b"")
+    node.start()
+    assert node.client.mounts() == [mount]
+    assert Path(mount.image_path).read_bytes() == image.raw
+
+
+def run_daemon(node: Node, *options: str) -> tuple[int, str]:
+    result = subprocess.run(node.command(*options), capture_output=True, text=True, timeout=30, check=False)
+    assert result.stdout == ""
+    return result.returncode, result.stderr
+
+
+def test_a_second_daemon_is_refused(node: Node, image: StoredImage) -> None:
+    status, message = run_daemon(node)
+    assert status == 78
+    assert message.startswith("bootseerd: another bootseerd runs on ")
+    assert message.count("\n") == 1
+    status, message = run_daemon(node, "--run-dir", str(node.root / "other"))
+    assert status == 78
+    assert message.startswith("bootseerd: another bootseerd answers on ")
+    assert message.count("\n") == 1
+    assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--state-dir", "file/state"),
+        ("--state-dir", "file"),
+        ("--run-dir", "file"),
+        ("--run-dir", "x" * 100),
+        ("--socket", "file"),
+        ("--socket", "x" * 100),
+        ("--socket", "file/d.sock"),
+    ],
+)
+def test_a_place_that_cannot_be(stopped_node: Node, option: str, value: str) -> None:
+    (stopped_node.root / "file").write_text("precious")
+    status, message = run_daemon(stopped_node, option, str(stopped_node.root / value))
+    assert status == 78
+    assert message.startswith("bootseerd: ")
+    assert message.count("\n") == 1, message
+    assert (stopped_node.root / "file").read_text() == "precious"
