@@ -71,12 +71,7 @@ void mount_overlay(const std::vector<std::string>& lower, const std::string& upp
 }
 
 void mount_bind(const std::string& source, const std::string& target, bool recursive, bool read_only) {
-<<<<<<< HEAD
-  unsigned long flags = MS_BIND;
-  if (recursive) flags |= MS_REC;
-=======
   const auto flags = static_cast<unsigned long>(recursive ? MS_BIND | MS_REC : MS_BIND);
->>>>>>> main
   if (::mount(source.c_str(), target.c_str(), nullptr, flags, nullptr) != 0) {
     throw_errno("bind " + source + " on " + target);
   }
