@@ -223,11 +223,7 @@ class Writer {
     for (const Placed& placed : placed_) {
       std::byte* at = zone.data() + placed.offset;
       encode_inode(placed, ++number, at);
-<<<<<<< HEAD
-      std::memcpy(at + kInodeBytes, placed.xattrs.data(), placed.xattrs.size());
-=======
       std::copy(placed.xattrs.begin(), placed.xattrs.end(), at + kInodeBytes);
->>>>>>> main
       std::byte* body =
           placed.is_inline ? at + kInodeBytes + placed.xattrs.size() : zone.data() + placed.data_offset;
       if (placed.node->is_dir()) encode_directory(placed, body);

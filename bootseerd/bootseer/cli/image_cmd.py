@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bootseer.cli.client import Client
-from bootseer.cli.output import emit, emit_json, fields, say, size, table
+from bootseer.cli.output import emit, emit_json, fields, progress_bar, say, size, table
 from bootseer.core import wire
 from bootseer.core.errors import NotFoundError, UsageError
 
@@ -39,28 +38,16 @@ def convert(
     from bootseer.image.convert import convert as run_convert
 
     started = time.monotonic()
-    if sys.stderr.isatty() and not as_json:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    with progress_bar("reading", None) as advance:
+        done_bytes = 0
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("reading", total=None)
+        def show(stage: str, stage_bytes: int, total_bytes: int) -> None:
+            nonlocal done_bytes
+            advance(stage_bytes - done_bytes, stage, total_bytes)
+            done_bytes = stage_bytes
 
-            def show(stage: str, done_bytes: int, total_bytes: int) -> None:
-                bar.update(task, description=stage, completed=done_bytes, total=total_bytes)
-
-            image = run_convert(
-                source,
-                destination,
-                tag=tag,
-                average_chunk_bytes=average_chunk_bytes,
-                level=level,
-                progress=show,
-            )
-    else:
         image = run_convert(
-            source, destination, tag=tag, average_chunk_bytes=average_chunk_bytes, level=level
+            source, destination, tag=tag, average_chunk_bytes=average_chunk_bytes, level=level, progress=show
         )
     elapsed_s = time.monotonic() - started
     if as_json:
@@ -249,14 +236,52 @@ def trace(
 @app.command()
 def prefetch(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="Mount id or directory.")],
+    target: Annotated[str, typer.Argument(help="An image reference; or a mount's id or directory.")],
+    everything: Annotated[bool, typer.Option("--all", help="All chunks, not only the hot ones.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch the hot chunks of a mounted image now."""
+    """Fetch the hot chunks of an image into the node's cache: of a mounted one, or ahead of any mount."""
+    from bootseer import native
+    from bootseer.image.resolve import resolve
+    from bootseer.image.traces import TraceStore
+
     client: Client = context.obj
-    found = client.tell(_find(client, target).id, "prefetch")
+    mounted = [found for found in client.mounts() if _is_target(found, target)]
+    if mounted and not everything:
+        client.tell(mounted[0].id, "prefetch")
+        if as_json:
+            emit_json(mounted[0])
+        return
+    state_dir = Path(client.status().state_dir)
+    image = resolve(_absolute(mounted[0].image if mounted else target), state_dir=state_dir)
+    chunk_map = native.ChunkMap.parse(image.chunk_map)
+    if everything:
+        plan = [(chunk, 0) for chunk in range(chunk_map.chunk_count)]
+    else:
+        plan = TraceStore(state_dir).plan(image.manifest_digest, chunk_map)
+        if not plan:
+            raise NotFoundError(
+                f"{target} has no trace yet", hint="`bootseer image run` records one, --all needs none"
+            )
+    cache = native.Cache(str(state_dir / "cache"))
+    source = native.open_source(image.blob_uri, headers=image.headers)
+    key = image.blob_digest.removeprefix("sha256:")
+    file = native.BlockFile(cache, key, chunk_map, source, record=False, background_fill=False)
+    try:
+        file.prefetch(plan)
+        with progress_bar("fetching", sum(chunk_map.chunk(chunk)[3] for chunk, _ in plan)) as advance:
+            for chunk, _ in plan:
+                raw_offset, _, _, blob_bytes, _ = chunk_map.chunk(chunk)
+                file.pread(raw_offset, 1)  # waits for the chunk, and says why it will not come
+                advance(blob_bytes)
+        fetched_bytes = file.statistics()["fetched_bytes"]
+    finally:
+        file.close()
+        cache.close()
     if as_json:
-        emit_json(found)
+        emit_json({"digest": image.manifest_digest, "chunks": len(plan), "fetched_bytes": fetched_bytes})
+    else:
+        say(f"{len(plan)} chunks are here, {size(fetched_bytes)} were fetched")
 
 
 @app.command("ls")
@@ -320,10 +345,15 @@ def _absolute(reference: str) -> str:
 
 
 def _find(client: Client, target: str) -> wire.Mount:
-    absolute = str(Path(target).absolute())
     for found in client.mounts():
-        if target == found.id or absolute in {found.label.removeprefix("mount:"), found.fuse_mountpoint}:
+        if _is_target(found, target):
             return found
     raise NotFoundError(
         f"nothing of ours is mounted on {target}", hint="`bootseer image ls` lists the mounts"
     )
+
+
+def _is_target(found: wire.Mount, target: str) -> bool:
+    """Whether a user means this mount by an id or a directory."""
+    absolute = str(Path(target).absolute())
+    return target == found.id or absolute in {found.label.removeprefix("mount:"), found.fuse_mountpoint}

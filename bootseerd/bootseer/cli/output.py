@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import msgspec
 
@@ -44,6 +45,31 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         emit("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, more_bytes: int, stage: str | None = None, total_bytes: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(stage: str, total_bytes: int | None) -> Iterator[Advance]:
+    """A bar on stderr, only where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda more_bytes, stage=None, total_bytes=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(stage, total=total_bytes)
+
+        def advance(more_bytes: int, stage: str | None = None, total_bytes: int | None = None) -> None:
+            bar.update(task, advance=more_bytes, description=stage, total=total_bytes)
+
+        yield advance
 
 
 def size(count_bytes: float) -> str:
