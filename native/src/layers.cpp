@@ -4,10 +4,13 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <fcntl.h>
+#include <locale.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "bootseer/error.hpp"
@@ -35,11 +38,22 @@ std::vector<std::string> split(const std::string& path) {
   return parts;
 }
 
-// Removes what lower layers put below `node`; true when nothing is left of it.
-bool prune(const Node& node, std::size_t layer) {
-  std::erase_if(node->children, [layer](const auto& child) { return prune(child.second, layer); });
-  return node->layer < layer && node->children.empty();
-}
+// libarchive recodes the names of pax headers, which are UTF-8, for the locale of the process, and normalises
+// them on the way. In the "C" locale it gives up and hands their bytes over, which is all we want.
+class PlainLocale {
+ public:
+  PlainLocale() : plain_(::newlocale(LC_ALL_MASK, "C", nullptr)), before_(::uselocale(plain_)) {}
+  PlainLocale(const PlainLocale&) = delete;
+  PlainLocale& operator=(const PlainLocale&) = delete;
+  ~PlainLocale() {
+    ::uselocale(before_);
+    ::freelocale(plain_);
+  }
+
+ private:
+  locale_t plain_;
+  locale_t before_;
+};
 
 class LayerApplier {
  public:
@@ -48,6 +62,7 @@ class LayerApplier {
   void apply(const std::string& path, std::size_t layer) {
     layer_ = layer;
     path_ = path;
+    linked_.clear();
     const std::unique_ptr<archive, decltype(&archive_read_free)> reader(archive_read_new(),
                                                                         archive_read_free);
     archive_read_support_filter_all(reader.get());
@@ -78,6 +93,17 @@ class LayerApplier {
     return parts;
   }
 
+  // Removes what lower layers put below `node`, the child `name` of `parent`; true when nothing is left of
+  // it.
+  bool prune(const Node& parent, const std::string& name, const Node& node) const {
+    prune_children(node);
+    return node->layer < layer_ && node->children.empty() && !linked_.contains({parent, name});
+  }
+
+  void prune_children(const Node& node) const {
+    std::erase_if(node->children, [&](const auto& child) { return prune(node, child.first, child.second); });
+  }
+
   // The directory that `parts` names, made where it is missing.
   Node directory(const std::vector<std::string>& parts) {
     std::vector<Node> trail{root_};
@@ -104,7 +130,8 @@ class LayerApplier {
         child->layer = layer_;
       }
       trail.push_back(child);
-      if (trail.size() > kMaxDepth) throw Error(Errc::integrity, path_ + ": directories are nested too deeply");
+      if (trail.size() > kMaxDepth)
+        throw Error(Errc::integrity, path_ + ": directories are nested too deeply");
     }
     return trail.back();
   }
@@ -114,6 +141,9 @@ class LayerApplier {
     if (name == nullptr) name = archive_entry_pathname_utf8(entry);
     std::vector<std::string> parts = entry_parts(name);
     if (parts.empty()) {
+      if (archive_entry_filetype(entry) != S_IFDIR) {
+        throw Error(Errc::integrity, path_ + ": the root of the image is no directory");
+      }
       set_metadata(*root_, entry);
       return;
     }
@@ -121,16 +151,19 @@ class LayerApplier {
     parts.pop_back();
     const Node parent = directory(parts);
     if (base == kOpaque) {
-      std::erase_if(parent->children, [this](const auto& child) { return prune(child.second, layer_); });
+      prune_children(parent);
       return;
     }
     if (base.starts_with(kWhiteout)) {
       const auto hidden = parent->children.find(base.substr(std::char_traits<char>::length(kWhiteout)));
-      if (hidden != parent->children.end() && prune(hidden->second, layer_)) parent->children.erase(hidden);
+      if (hidden != parent->children.end() && prune(parent, hidden->first, hidden->second)) {
+        parent->children.erase(hidden);
+      }
       return;
     }
     if (const char* target = archive_entry_hardlink(entry); target != nullptr) {
       parent->children[base] = find(target);
+      linked_.emplace(parent, base);
       return;
     }
     Node node;
@@ -224,6 +257,8 @@ class LayerApplier {
   std::uint64_t spooled_ = 0;
   std::size_t layer_ = 0;
   std::string path_;
+  // Names that this layer gave to inodes of lower layers: its own whiteouts do not mean them.
+  std::set<std::pair<Node, std::string>> linked_;
 };
 
 void reset_links(TreeNode& node) {
@@ -244,6 +279,7 @@ Tree Tree::from_layers(const std::vector<std::string>& layers, const std::string
   Tree tree;
   tree.spool_.reset(::open(spool_dir.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
   if (!tree.spool_) throw_errno(spool_dir);
+  const PlainLocale locale;
   LayerApplier applier(tree.root_, tree.spool_.get());
   for (std::size_t i = 0; i < layers.size(); ++i) applier.apply(layers[i], i + 1);
   reset_links(*tree.root_);

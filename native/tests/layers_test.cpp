@@ -287,7 +287,10 @@ TEST_F(Layers, NamesKeepTheirBytesInEveryLocale) {
   for (const std::string& name : {composed, decomposed, latin}) {
     tar.file("ustar-" + name, name);
     tar.add({.name = "x", .content = name, .pax = {{"path", "pax-" + name}}});
-    tar.add({.name = "x", .type = '2', .pax = {{"path", "link-" + name}, {"linkpath", "to-" + name}}});
+    tar.add({.name = "x",
+             .type = '2',
+             .link = "x",
+             .pax = {{"path", "link-" + name}, {"linkpath", "to-" + name}}});
     tar.add({.name = "x", .type = '1', .pax = {{"path", "hard-" + name}, {"linkpath", "pax-" + name}}});
   }
   const std::string before = std::setlocale(LC_ALL, nullptr);

@@ -10,16 +10,16 @@
 namespace bootseer::test {
 
 struct TarEntry {
-  std::string name;
+  std::string name{};
   char type =
       '0';  // '0' file, '1' hard link, '2' symbolic link, '3' char, '4' block, '5' directory, '6' fifo
-  std::string content;
-  std::string link;
+  std::string content{};
+  std::string link{};
   unsigned mode = 0644;
   unsigned uid = 0, gid = 0;
   std::uint64_t mtime_s = 1;
   unsigned dev_major = 0, dev_minor = 0;
-  std::map<std::string, std::string> pax;
+  std::map<std::string, std::string> pax{};
 };
 
 class TarBuilder {
