@@ -2,12 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <unordered_map>
 
 #include "bootseer/error.hpp"
@@ -122,9 +124,12 @@ Tree::Tree() : root_(std::make_shared<TreeNode>()) {
 }
 
 Tree Tree::from_directory(const std::string& root) {
+  // The root itself may be named by a symbolic link.
+  const std::unique_ptr<char, decltype(&::free)> resolved(::realpath(root.c_str(), nullptr), ::free);
+  if (!resolved) throw_errno(root);
   HardLinks links;
   Tree tree;
-  tree.root_ = scan(root, links);
+  tree.root_ = scan(resolved.get(), links);
   if (!tree.root_->is_dir()) throw Error(Errc::usage, root + " is not a directory");
   return tree;
 }
