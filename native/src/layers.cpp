@@ -104,7 +104,8 @@ class LayerApplier {
         child->layer = layer_;
       }
       trail.push_back(child);
-      if (trail.size() > kMaxDepth) throw Error(Errc::integrity, path_ + ": directories are nested too deeply");
+      if (trail.size() > kMaxDepth)
+        throw Error(Errc::integrity, path_ + ": directories are nested too deeply");
     }
     return trail.back();
   }

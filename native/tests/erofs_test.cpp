@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -66,9 +67,15 @@ void expect_same(const TreeNode& expected, const ErofsFile& actual, const std::s
   EXPECT_EQ(actual.mtime_s, expected.mtime_s);
   EXPECT_EQ(actual.mtime_ns, expected.mtime_ns);
   EXPECT_EQ(actual.xattrs, expected.xattrs);
-  if (expected.is_symlink()) EXPECT_EQ(actual.body, expected.target);
-  if (expected.is_regular()) EXPECT_EQ(actual.size_bytes, expected.size_bytes);
-  if (!expected.is_dir()) EXPECT_EQ(actual.links, expected.links);
+  if (expected.is_symlink()) {
+    EXPECT_EQ(actual.body, expected.target);
+  }
+  if (expected.is_regular()) {
+    EXPECT_EQ(actual.size_bytes, expected.size_bytes);
+  }
+  if (!expected.is_dir()) {
+    EXPECT_EQ(actual.links, expected.links);
+  }
   ASSERT_EQ(actual.children.size(), expected.children.size());
   std::uint32_t subdirectories = 0;
   for (const auto& [name, child] : expected.children) {
@@ -76,7 +83,9 @@ void expect_same(const TreeNode& expected, const ErofsFile& actual, const std::s
     ASSERT_TRUE(actual.children.contains(name)) << name;
     expect_same(*child, actual.children.at(name), where + "/" + name);
   }
-  if (expected.is_dir()) EXPECT_EQ(actual.links, 2 + subdirectories);
+  if (expected.is_dir()) {
+    EXPECT_EQ(actual.links, 2 + subdirectories);
+  }
 }
 
 TEST_F(Erofs, AnEmptyTree) {
@@ -296,7 +305,7 @@ TEST_F(Erofs, RandomTreesComeBack) {
     std::vector<TreeNode*> directories{&tree.root()};
     for (int i = 0; i < 200; ++i) {
       TreeNode& parent = *directories[random() % directories.size()];
-      const std::string name = test::noise(1, random()) + std::to_string(random());
+      const std::string name = test::noise(1, static_cast<unsigned>(random())) + std::to_string(random());
       if (name[0] == '/' || name[0] == '\0') continue;
       std::shared_ptr<TreeNode> node;
       switch (random() % 3) {
