@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -62,6 +63,13 @@ bool kernel_at_least(unsigned wanted_major, unsigned wanted_minor) {
   unsigned minor = 0;
   if (::uname(&name) != 0 || std::sscanf(name.release, "%u.%u", &major, &minor) != 2) return false;
   return major > wanted_major || (major == wanted_major && minor >= wanted_minor);
+}
+
+// That we may run on, which is less than the machine has in a container.
+unsigned processors() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return static_cast<unsigned>(CPU_COUNT(&set));
 }
 
 UniqueFd make_event() {
@@ -788,8 +796,8 @@ std::map<std::string, std::uint64_t> Session::Core::statistics() const {
 namespace {
 
 SessionOptions checked(SessionOptions options) {
-  if (options.threads == 0 || options.threads > 256)
-    throw Error(Errc::usage, "threads must be between 1 and 256");
+  if (options.threads > 256) throw Error(Errc::usage, "threads must be at most 256");
+  if (options.threads == 0) options.threads = std::clamp(processors(), 2U, 4U);
   if (options.max_read_bytes < 4096 || options.max_read_bytes > (1U << 20) ||
       options.max_read_bytes % 4096 != 0) {
     throw Error(Errc::usage, "max_read_bytes must be a multiple of 4096, at most 1 MiB");
