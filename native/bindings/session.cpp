@@ -83,8 +83,8 @@ void register_session(py::module_& module) {
   py::class_<testing::SlowFile, ReadFile, std::shared_ptr<testing::SlowFile>>(
       module, "_SlowFile", "For tests: the bytes of another file, each read late.")
       .def(py::init([](std::shared_ptr<ReadFile> inner, double delay_s) {
-             const auto delay = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                 std::chrono::duration<double>(delay_s));
+             const auto delay =
+                 std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(delay_s));
              return std::make_shared<testing::SlowFile>(std::move(inner), delay);
            }),
            py::arg("inner"), py::arg("delay_s"));

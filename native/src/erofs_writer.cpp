@@ -77,7 +77,8 @@ std::vector<std::byte> encode_xattrs(const TreeNode& node) {
     const auto [index, rest] = split_xattr(name);
     if (index == 0) continue;
     if (rest.size() > 255 || value.size() > 65535) {
-      throw Error(Errc::usage, "the extended attribute " + name.substr(0, 60) + " is longer than EROFS can hold");
+      throw Error(Errc::usage,
+                  "the extended attribute " + name.substr(0, 60) + " is longer than EROFS can hold");
     }
     if (out.empty()) out.resize(kXattrHeaderBytes);
     const std::size_t at = out.size();
@@ -130,7 +131,8 @@ class Writer {
     if (const auto [known, fresh] = index_.try_emplace(&node, placed_.size()); !fresh) return;
     // The kernel reads one block of a symbolic link's target.
     if (node.is_symlink() && (node.target.empty() || node.target.size() >= kBlock)) {
-      throw Error(Errc::usage, "a symbolic link's target has " + std::to_string(node.target.size()) + " bytes");
+      throw Error(Errc::usage,
+                  "a symbolic link's target has " + std::to_string(node.target.size()) + " bytes");
     }
     Placed placed;
     placed.node = &node;

@@ -4,7 +4,6 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <fcntl.h>
-#include <locale.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,26 +37,6 @@ std::vector<std::string> split(const std::string& path) {
   }
   return parts;
 }
-
-// libarchive converts the names of pax headers to the thread's character set. In "C" it loses all that is not
-// ASCII, and with the name of a hard link's target the whole entry's meaning.
-class Utf8Locale {
- public:
-  Utf8Locale() : utf8_(::newlocale(LC_CTYPE_MASK, "C.UTF-8", static_cast<locale_t>(nullptr))) {
-    if (utf8_ == nullptr) throw_errno("locale C.UTF-8");
-    before_ = ::uselocale(utf8_);
-  }
-  ~Utf8Locale() {
-    ::uselocale(before_);
-    ::freelocale(utf8_);
-  }
-  Utf8Locale(const Utf8Locale&) = delete;
-  Utf8Locale& operator=(const Utf8Locale&) = delete;
-
- private:
-  locale_t utf8_;
-  locale_t before_ = nullptr;
-};
 
 constexpr std::uint64_t kProgressBytes = 8U << 20;
 
@@ -102,7 +81,9 @@ class LayerApplier {
     throw Error(Errc::integrity, path_ + ": " + (why != nullptr ? why : "not a layer"));
   }
 
-  [[noreturn]] void bad_entry(const std::string& why) const { throw Error(Errc::integrity, path_ + ": " + why); }
+  [[noreturn]] void bad_entry(const std::string& why) const {
+    throw Error(Errc::integrity, path_ + ": " + why);
+  }
 
   std::vector<std::string> entry_parts(const char* name) const {
     if (name == nullptr) bad_entry("an entry has no name");
@@ -146,9 +127,8 @@ class LayerApplier {
 
   // Removes from a directory what lower layers put there; what this layer brought stays.
   void hide_lower(TreeNode& directory) {
-    std::erase_if(directory.children, [&](const auto& child) {
-      return is_hidden(directory, child.first, *child.second);
-    });
+    std::erase_if(directory.children,
+                  [&](const auto& child) { return is_hidden(directory, child.first, *child.second); });
   }
 
   bool is_hidden(const TreeNode& parent, const std::string& name, TreeNode& child) {
@@ -224,7 +204,8 @@ class LayerApplier {
     node.gid = owner(archive_entry_gid(entry));
     node.mtime_s = archive_entry_mtime(entry);
     const long fraction_ns = archive_entry_mtime_nsec(entry);
-    node.mtime_ns = fraction_ns >= 0 && fraction_ns < 1'000'000'000 ? static_cast<std::uint32_t>(fraction_ns) : 0;
+    node.mtime_ns =
+        fraction_ns >= 0 && fraction_ns < 1'000'000'000 ? static_cast<std::uint32_t>(fraction_ns) : 0;
     node.dev_major = static_cast<std::uint32_t>(archive_entry_rdevmajor(entry));
     node.dev_minor = static_cast<std::uint32_t>(archive_entry_rdevminor(entry));
     node.layer = layer_;
@@ -235,7 +216,8 @@ class LayerApplier {
     std::size_t length = 0;
     while (archive_entry_xattr_next(entry, &name, &value, &length) == ARCHIVE_OK) {
       // What overlayfs notes in an upper directory means nothing in an image, and could redirect names there.
-      if (name == nullptr || !keeps_xattr(name) || std::string_view(name).starts_with("trusted.overlay.")) continue;
+      if (name == nullptr || !keeps_xattr(name) || std::string_view(name).starts_with("trusted.overlay."))
+        continue;
       node.xattrs[name].assign(static_cast<const char*>(value), length);
     }
   }
@@ -317,7 +299,6 @@ UniqueFd open_spool(const std::string& directory) {
 
 Tree Tree::from_layers(const std::vector<std::string>& layers, const std::string& spool_dir,
                        const ProgressCallback& progress) {
-  const Utf8Locale locale;
   Tree tree;
   tree.spool_ = open_spool(spool_dir);
   if (!tree.spool_) throw_errno(spool_dir);

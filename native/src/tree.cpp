@@ -113,7 +113,8 @@ std::shared_ptr<TreeNode> scan(const std::string& path, HardLinks& links) {
 bool is_unchanged(const TreeNode& node, int fd) {
   struct stat status {};
   return ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-         static_cast<std::uint64_t>(status.st_size) == node.size_bytes && status.st_mtim.tv_sec == node.mtime_s &&
+         static_cast<std::uint64_t>(status.st_size) == node.size_bytes &&
+         status.st_mtim.tv_sec == node.mtime_s &&
          static_cast<std::uint32_t>(status.st_mtim.tv_nsec) == node.mtime_ns;
 }
 

@@ -156,7 +156,7 @@ def make_tree(root: Path, *, seed: int = 1) -> None:
         os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
     for name, mtime_ns in {
         "sizes/0": 0,
-        "sizes/1": -1_500_000_000,
+        "sizes/1": -2_000_000_000,
         "zeros": 5_000_000_000_123_456_789,
     }.items():
         os.utime(root / name, ns=(mtime_ns, mtime_ns))

@@ -15,11 +15,12 @@
 
 namespace bootseer {
 
-// Called now and then with the bytes done so far and those that there are to do. What it throws passes through.
+// Called now and then with the bytes done so far and those that there are to do. What it throws passes
+// through.
 using ProgressCallback = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
 
-// Whether an image keeps this extended attribute: not what the kernel makes up for a mount, not labels that only
-// the policy of the machine of origin understands.
+// Whether an image keeps this extended attribute: not what the kernel makes up for a mount, not labels that
+// only the policy of the machine of origin understands.
 bool keeps_xattr(const std::string& name);
 
 // One inode. Several names may share it (hard links).
@@ -60,8 +61,8 @@ class Tree {
 
   TreeNode& root() noexcept { return *root_; }
 
-  // Hands the file's bytes to `sink` in order. Throws Error(usage) when the file is no longer what it was when
-  // the tree was made: half an old and half a new file is what no machine ever had.
+  // Hands the file's bytes to `sink` in order. Throws Error(usage) when the file is no longer what it was
+  // when the tree was made: half an old and half a new file is what no machine ever had.
   void read(const TreeNode& node, const std::function<void(std::span<const std::byte>)>& sink) const;
 
  private:
