@@ -28,7 +28,7 @@ PAGE = 4096
 class Remote:
     """A mount whose chunks come over HTTP; what is in its manifest is on the node already."""
 
-    def __init__(self, node: Node, image: StoredImage, port: int, **options: object) -> None:
+    def __init__(self, node: Node, image: StoredImage, port: int, **options: bool) -> None:
         self.node = node
         self.raw = image.raw
         digest = resolve(str(image.layout), state_dir=node.state_dir).manifest_digest
@@ -225,7 +225,7 @@ HEADER_BYTES = 96
 ENTRY = struct.Struct("<QQII32s")
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes | bytearray) -> int:
     """Bit by bit: an independent implementation, for small maps."""
     crc = 0xFFFFFFFF
     for byte in data:
