@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests._node import Node, wait_until, write_layout
@@ -28,7 +29,7 @@ PAGE = 4096
 class Remote:
     """A mount whose chunks come over HTTP; what is in its manifest is on the node already."""
 
-    def __init__(self, node: Node, image: StoredImage, port: int, **options: bool) -> None:
+    def __init__(self, node: Node, image: StoredImage, port: int, **options: Any) -> None:
         self.node = node
         self.raw = image.raw
         digest = resolve(str(image.layout), state_dir=node.state_dir).manifest_digest
