@@ -1,8 +1,8 @@
 """``make bench NAME=fuse_read``: cached blocks read through FUSE, ours against plain pyfuse3, in one run.
 
 Four reader processes (loops in C++, never the bottleneck) read one mount at a time; all mounts exist
-throughout, and every round measures all of them one after the other. A figure is the ratio of two measurements
-of the same round:
+throughout, and every round measures all of them in small slices, in turn. A figure is the ratio of two
+measurements of the same round:
 
 - ``rand4k_over_pyfuse3``: 4 KiB random direct reads per second, session / pyfuse3 that answers from memory
 - ``rand4k_over_pyfuse3_thread``: the same, session / pyfuse3 that answers from a worker thread
@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from bench._report import report
 _FILE_BYTES = 256 << 20
 _READERS = 4
 _ROUNDS = 5
-_SLICE_S = 1.0
+_PASSES = 4  # per round, forwards and backwards in turn, so that a drift of the machine's load cancels out
+_SLICE_S = 0.25
 _READER = """
 import json, sys
 from bootseer.native import _core
@@ -55,6 +56,11 @@ class Child:
         if not line:
             raise RuntimeError(f"{self.process.args!r} ended")
         return line.strip()
+
+    def obey(self, command: str) -> None:
+        self.send(command)
+        if self.receive() != command:
+            raise RuntimeError(f"{self.process.args!r} does not obey")
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -92,35 +98,36 @@ def _measure(readers: list[Child], path: Path, *, direct: bool, random: bool, bl
 
 
 def _round(readers: list[Child], servers: dict[str, Child], paths: dict[str, Path]) -> dict[str, float]:
+    def busy() -> float:
+        servers["session"].obey("busy")
+        rate = _measure(readers, paths["session"], **small)
+        servers["session"].obey("idle")
+        return rate
+
     small: dict[str, Any] = {"direct": True, "random": True, "block_bytes": 4096}
     large: dict[str, Any] = {"direct": True, "random": False, "block_bytes": 1 << 20}
     cached: dict[str, Any] = {"direct": False, "random": True, "block_bytes": 4096}
-    rand4k = {
-        kind: _measure(readers, paths[kind], **small) for kind in ("pyfuse3", "session", "pyfuse3_thread")
+    steps: dict[str, Callable[[], float]] = {
+        "4K pyfuse3": lambda: _measure(readers, paths["pyfuse3"], **small),
+        "4K session": lambda: _measure(readers, paths["session"], **small),
+        "4K busy": busy,
+        "4K thread": lambda: _measure(readers, paths["pyfuse3_thread"], **small),
+        "1M pyfuse3": lambda: _measure(readers, paths["pyfuse3"], **large),
+        "1M session": lambda: _measure(readers, paths["session"], **large),
+        "buffered local": lambda: _measure(readers, paths["local"], **cached),
+        "buffered passthrough": lambda: _measure(readers, paths["passthrough"], **cached),
     }
-    servers["session"].send("busy")
-    assert servers["session"].receive() == "busy"
-    rand4k["busy"] = _measure(readers, paths["session"], **small)
-    servers["session"].send("idle")
-    assert servers["session"].receive() == "idle"
-    seq1m = {kind: _measure(readers, paths[kind], **large) for kind in ("pyfuse3", "session")}
-    buffered = {kind: _measure(readers, paths[kind], **cached) for kind in ("local", "passthrough")}
-    print(
-        "  4 KiB random: "
-        + ", ".join(f"{kind} {rate / 1e3:.1f} k/s" for kind, rate in rand4k.items())
-        + " | 1 MiB: "
-        + ", ".join(f"{kind} {rate / 1e3 * 1.048576:.2f} GB/s" for kind, rate in seq1m.items())
-        + " | buffered: "
-        + ", ".join(f"{kind} {rate / 1e3:.0f} k/s" for kind, rate in buffered.items()),
-        file=sys.stderr,
-        flush=True,
-    )
+    rates = dict.fromkeys(steps, 0.0)
+    for number in range(_PASSES):
+        for name in steps if number % 2 == 0 else reversed(steps):
+            rates[name] += steps[name]() / _PASSES
+    print("  " + ", ".join(f"{name} {rate / 1e3:.3g} k/s" for name, rate in rates.items()), file=sys.stderr)
     return {
-        "rand4k_over_pyfuse3": rand4k["session"] / rand4k["pyfuse3"],
-        "rand4k_over_pyfuse3_thread": rand4k["session"] / rand4k["pyfuse3_thread"],
-        "rand4k_busy_over_idle": rand4k["busy"] / rand4k["session"],
-        "seq1m_over_pyfuse3": seq1m["session"] / seq1m["pyfuse3"],
-        "passthrough_over_local": buffered["passthrough"] / buffered["local"],
+        "rand4k_over_pyfuse3": rates["4K session"] / rates["4K pyfuse3"],
+        "rand4k_over_pyfuse3_thread": rates["4K session"] / rates["4K thread"],
+        "rand4k_busy_over_idle": rates["4K busy"] / rates["4K session"],
+        "seq1m_over_pyfuse3": rates["1M session"] / rates["1M pyfuse3"],
+        "passthrough_over_local": rates["buffered passthrough"] / rates["buffered local"],
     }
 
 

@@ -299,6 +299,10 @@ bool CacheBlob::put(std::uint32_t chunk, std::span<const std::byte> raw) noexcep
   if (is_ready(chunk)) return true;
   if (closed_.load(std::memory_order_acquire) || is_refusing()) return false;
   const Chunk& entry = map_.chunk(chunk);
+  struct stat status {};
+  if (::fstat(data_.get(), &status) == 0 && static_cast<std::uint64_t>(status.st_size) < map_.image_bytes()) {
+    distrust_all();
+  }
   if (const int error = write_all(data_.get(), raw, entry.raw_offset); error != 0) {
     failed(write_failures_, error);
     refusing_until_ns_.store(now_ns() + kRefusalPause.count(), std::memory_order_relaxed);

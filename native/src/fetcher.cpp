@@ -470,7 +470,8 @@ void Fetcher::expire(std::unique_lock<std::mutex>& lock) {
     late.push_back(read);
   }
   if (late.empty()) return;
-  const std::string last = last_error_.empty() ? "" : " (last error: " + last_error_ + ")";
+  const std::string failure = source_.last_failure();
+  const std::string last = failure.empty() ? "" : " (" + failure + ")";
   const Reason reason{"deadline", Errc::timeout, "no answer from " + source_.describe() + " in time" + last};
   for (std::size_t i = 0; i < late.size(); ++i) note_error_locked(reason);
   lock.unlock();

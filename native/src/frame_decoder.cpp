@@ -8,7 +8,7 @@ namespace bootseer {
 
 struct FrameDecoder::State {
   struct Deleter {
-    void operator()(ZSTD_DCtx* context) const noexcept { ZSTD_freeDCtx(context); }
+    void operator()(ZSTD_DCtx* owned) const noexcept { ZSTD_freeDCtx(owned); }
   };
   std::unique_ptr<ZSTD_DCtx, Deleter> context{ZSTD_createDCtx()};
   std::unique_ptr<std::byte[]> raw = std::make_unique<std::byte[]>(kMaxChunkBytes);

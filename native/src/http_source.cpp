@@ -197,6 +197,11 @@ class HttpSource final : public Source {
             .body_bytes = body_bytes_.load(std::memory_order_relaxed)};
   }
 
+  std::string last_failure() const override {
+    const std::lock_guard lock(mutex_);
+    return last_failure_;
+  }
+
   std::string describe() const override { return description_; }
 
  private:
@@ -499,6 +504,11 @@ class HttpSource final : public Source {
       }
     }
     idle_.push_back(std::move(transfer->easy));
+    std::replace(outcome.message.begin(), outcome.message.end(), '\n', ' ');
+    if (outcome.fault != Fault::cancelled) {
+      const std::lock_guard lock(mutex_);
+      last_failure_ = outcome.message;
+    }
 
     if (outcome.fault == Fault::none) {
       transfer->sink->done(outcome);
@@ -508,7 +518,6 @@ class HttpSource final : public Source {
       waiting_.push_back(std::move(transfer));
     } else {
       outcome.message = description_ + ": " + outcome.message;
-      std::replace(outcome.message.begin(), outcome.message.end(), '\n', ' ');
       transfer->sink->done(outcome);
     }
   }
@@ -542,7 +551,8 @@ class HttpSource final : public Source {
   std::string description_;
   bool is_tls_ = false;
 
-  std::mutex mutex_;  // guards the five below
+  mutable std::mutex mutex_;  // guards the six below
+  std::string last_failure_;
   std::vector<std::unique_ptr<Transfer>> incoming_;
   std::vector<Ticket> promoted_;
   std::vector<Ticket> cancelled_;

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
+#include <linux/openat2.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -13,6 +15,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "bootseer/error.hpp"
 #include "bootseer/fd.hpp"
@@ -28,10 +31,15 @@ struct Failure {
   char step[60];
 };
 
-struct Device {
-  const char* source;
-  std::string target;
-};
+constexpr std::array<const char*, 6> kDevices{"/dev/null",   "/dev/zero",    "/dev/full",
+                                              "/dev/random", "/dev/urandom", "/dev/tty"};
+constexpr std::array<std::pair<const char*, const char*>, 5> kDevLinks{{{"fd", "/proc/self/fd"},
+                                                                        {"stdin", "/proc/self/fd/0"},
+                                                                        {"stdout", "/proc/self/fd/1"},
+                                                                        {"stderr", "/proc/self/fd/2"},
+                                                                        {"ptmx", "pts/ptmx"}}};
+constexpr char kExec[] = "exec";
+constexpr char kWorkingDirectory[] = "working directory";
 
 // Everything the child needs, made before it exists: between clone() and exec only system calls are allowed,
 // since other threads of the parent may have held any lock.
@@ -39,9 +47,6 @@ struct Plan {
   std::vector<char*> argv;
   std::vector<char*> env;
   std::vector<std::string> programs;  // candidates for argv[0] along PATH
-  std::string proc, sys, dev, pts, shm;
-  std::vector<Device> devices;
-  std::vector<Bind> binds;  // targets below the old root
   int report = -1;
 };
 
@@ -63,56 +68,120 @@ void check(int result, int report, const char* step) {
   if (result != 0) fail(report, step);
 }
 
-// Makes the target of a bind where the image has none.
-void prepare_target(const char* source, const char* target) {
-  struct stat status {};
-  if (::stat(source, &status) == 0 && S_ISDIR(status.st_mode)) {
-    ::mkdir(target, 0755);
-  } else {
-    const int fd = ::open(target, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-    if (fd >= 0) ::close(fd);
+// "/proc/self/fd/N" without allocating.
+struct FdPath {
+  explicit FdPath(int fd) {
+    std::strcpy(text, "/proc/self/fd/");
+    char digits[12];
+    int count = 0;
+    do digits[count++] = static_cast<char>('0' + fd % 10);
+    while ((fd /= 10) > 0);
+    char* at = text + std::strlen(text);
+    while (count > 0) *at++ = digits[--count];
+    *at = '\0';
   }
+  char text[32];
+};
+
+int open_in_root(int root, const char* path) {
+  open_how how{};
+  how.flags = O_PATH | O_CLOEXEC;
+  how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
+  return static_cast<int>(::syscall(SYS_openat2, root, path, &how, sizeof how));
 }
 
-void bind(const char* source, const char* target, bool read_only, int report) {
-  check(::mount(source, target, nullptr, MS_BIND | MS_REC, nullptr), report, "bind mount");
-  if (read_only) {
-    check(::mount(nullptr, target, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr), report,
-          "read-only bind mount");
+// Opens `path` below `root` and makes what is missing of it. Symbolic links of the image lead nowhere else.
+int make_in_root(int root, const char* path, bool is_directory) {
+  char prefix[PATH_MAX];
+  const std::size_t length = std::strlen(path);
+  if (length >= sizeof prefix) {
+    errno = ENAMETOOLONG;
+    return -1;
   }
+  int at = open_in_root(root, "/");
+  for (std::size_t start = 0; start < length && at >= 0;) {
+    while (path[start] == '/') ++start;
+    if (start == length) break;
+    std::size_t end = start;
+    while (end < length && path[end] != '/') ++end;
+    std::memcpy(prefix, path, end);
+    prefix[end] = '\0';
+    int next = open_in_root(root, prefix);
+    if (next < 0 && errno == ENOENT) {
+      if (end == length && !is_directory) {
+        const int made = ::openat(at, prefix + start, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        if (made >= 0) ::close(made);
+      } else {
+        (void)::mkdirat(at, prefix + start, 0755);
+      }
+      next = open_in_root(root, prefix);
+    }
+    ::close(at);
+    at = next;
+    start = end;
+  }
+  return at;
 }
+
+struct Root {
+  int fd;
+  int report;
+
+  void mount(const char* source, const char* target, const char* type, unsigned long flags,
+             const char* options, const char* step) const {
+    const int at = make_in_root(fd, target, true);
+    check(at < 0 ? -1 : ::mount(source, FdPath(at).text, type, flags, options), report, step);
+    ::close(at);
+  }
+
+  void bind(const char* source, const char* target, bool read_only) const {
+    struct stat status {};
+    const bool is_directory = ::stat(source, &status) == 0 && S_ISDIR(status.st_mode);
+    const int below = make_in_root(fd, target, is_directory);
+    check(below < 0 ? -1 : ::mount(source, FdPath(below).text, nullptr, MS_BIND | MS_REC, nullptr), report,
+          "bind mount");
+    ::close(below);
+    if (!read_only) return;
+    const int above = open_in_root(fd, target);
+    constexpr unsigned long kFlags = MS_REMOUNT | MS_BIND | MS_RDONLY;
+    check(above < 0 ? -1 : ::mount(nullptr, FdPath(above).text, nullptr, kFlags, nullptr), report,
+          "read-only bind mount");
+    ::close(above);
+  }
+};
 
 void set_up_root(const SpawnOptions& options, const Plan& plan) {
   const int report = plan.report;
   check(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), report, "private mounts");
-  check(::mount(options.root.c_str(), options.root.c_str(), nullptr, MS_BIND | MS_REC, nullptr), report,
-        "bind root");
-  ::mkdir(plan.proc.c_str(), 0555);
-  ::mkdir(plan.sys.c_str(), 0555);
-  ::mkdir(plan.dev.c_str(), 0755);
-  check(::mount("proc", plan.proc.c_str(), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr), report,
-        "mount /proc");
-  bind("/sys", plan.sys.c_str(), true, report);
-  check(::mount("tmpfs", plan.dev.c_str(), "tmpfs", MS_NOSUID, "mode=755,size=65536k"), report, "mount /dev");
-  ::mkdir(plan.pts.c_str(), 0755);
-  ::mkdir(plan.shm.c_str(), 01777);
+  const char* path = options.root.c_str();
+  check(::mount(path, path, nullptr, MS_BIND | MS_REC, nullptr), report, "bind root");
+  const Root root{::open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), report};
+  if (root.fd < 0) fail(report, "open root");
+  root.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr, "mount /proc");
+  root.bind("/sys", "/sys", true);
+  root.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID, "mode=755,size=65536k", "mount /dev");
+  root.mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777", "mount /dev/shm");
   // Pseudo terminals are a comfort; a kernel without another instance of devpts does without.
-  ::mount("devpts", plan.pts.c_str(), "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620");
-  check(::mount("shm", plan.shm.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777"), report,
-        "mount /dev/shm");
-  for (const Device& device : plan.devices) {
-    if (::access(device.source, F_OK) != 0) continue;
-    prepare_target(device.source, device.target.c_str());
-    bind(device.source, device.target.c_str(), false, report);
+  if (const int pts = make_in_root(root.fd, "/dev/pts", true); pts >= 0) {
+    ::mount("devpts", FdPath(pts).text, "devpts", MS_NOSUID | MS_NOEXEC,
+            "newinstance,ptmxmode=0666,mode=0620");
+    ::close(pts);
   }
-  for (const Bind& volume : plan.binds) {
-    prepare_target(volume.source.c_str(), volume.target.c_str());
-    bind(volume.source.c_str(), volume.target.c_str(), volume.read_only, report);
+  for (const char* device : kDevices) {
+    if (::access(device, F_OK) == 0) root.bind(device, device, false);
   }
+  if (const int dev = open_in_root(root.fd, "/dev"); dev >= 0) {
+    for (const auto& [name, target] : kDevLinks) (void)::symlinkat(target, dev, name);
+    ::close(dev);
+  }
+  for (const Bind& volume : options.binds) {
+    root.bind(volume.source.c_str(), volume.target.c_str(), volume.read_only);
+  }
+  ::close(make_in_root(root.fd, options.cwd.c_str(), true));  // as OCI runtimes do
   if (!options.hostname.empty()) {
     check(::sethostname(options.hostname.data(), options.hostname.size()), report, "sethostname");
   }
-  check(::chdir(options.root.c_str()), report, "enter root");
+  check(::fchdir(root.fd), report, "enter root");
   check(static_cast<int>(::syscall(SYS_pivot_root, ".", ".")), report, "pivot_root");
   check(::umount2(".", MNT_DETACH), report, "leave the old root");
   check(::chdir("/"), report, "enter root");
@@ -121,26 +190,28 @@ void set_up_root(const SpawnOptions& options, const Plan& plan) {
 [[noreturn]] void become_command(const SpawnOptions& options, const Plan& plan) {
   for (const int number : kForwarded) ::signal(number, SIG_DFL);
   ::signal(SIGPIPE, SIG_DFL);
+  ::signal(SIGCHLD, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   check(::setgroups(0, nullptr), plan.report, "setgroups");
   check(::setgid(options.gid), plan.report, "setgid");
   check(::setuid(options.uid), plan.report, "setuid");
-  check(::chdir(options.cwd.c_str()), plan.report, "working directory");
+  check(::chdir(options.cwd.c_str()), plan.report, kWorkingDirectory);
   int error = ENOENT;
   for (const std::string& program : plan.programs) {
     ::execve(program.c_str(), plan.argv.data(), plan.env.data());
     if (errno != ENOENT && errno != ENOTDIR) error = errno;
   }
   errno = error;
-  fail(plan.report, "exec");
+  fail(plan.report, kExec);
 }
 
 [[noreturn]] void be_init(const SpawnOptions& options, const Plan& plan) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   set_up_root(options, plan);
   for (const int number : kForwarded) ::signal(number, forward);
+  ::signal(SIGCHLD, SIG_DFL);  // ignored by our parent, it would reap before us
   const pid_t command = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (command < 0) fail(plan.report, "fork");
   if (command == 0) become_command(options, plan);
@@ -192,25 +263,11 @@ pid_t spawn_namespaced(const SpawnOptions& options) {
   plan.argv = pointers(options.argv);
   plan.env = pointers(options.env);
   plan.programs = candidates(options);
-  plan.proc = options.root + "/proc";
-  plan.sys = options.root + "/sys";
-  plan.dev = options.root + "/dev";
-  plan.pts = plan.dev + "/pts";
-  plan.shm = plan.dev + "/shm";
-  for (const char* name : {"null", "zero", "full", "random", "urandom", "tty"}) {
-    plan.devices.push_back({name, plan.dev + "/" + name});
-  }
-  static constexpr std::array<const char*, 6> kSources{"/dev/null",   "/dev/zero",    "/dev/full",
-                                                       "/dev/random", "/dev/urandom", "/dev/tty"};
-  for (std::size_t i = 0; i < kSources.size(); ++i) plan.devices[i].source = kSources[i];
-  for (const Bind& volume : options.binds) {
-    plan.binds.push_back({volume.source, options.root + volume.target, volume.read_only});
-  }
   plan.report = writer.get();
 
   constexpr unsigned long kFlags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | SIGCHLD;
   const auto child = static_cast<pid_t>(::syscall(SYS_clone, kFlags, nullptr, nullptr, nullptr, nullptr));
-  if (child < 0) throw_errno("clone");
+  if (child < 0) throw Error(Errc::internal, std::string("new namespaces: ") + std::strerror(errno));
   if (child == 0) be_init(options, plan);
   writer.reset();
 
@@ -221,7 +278,11 @@ pid_t spawn_namespaced(const SpawnOptions& options) {
   } while (n < 0 && errno == EINTR);
   if (n == 0) return child;  // closed by exec
   ::waitpid(child, nullptr, 0);
-  throw std::system_error(failure.error, std::generic_category(), failure.step);
+  const std::string step(failure.step);
+  if (step == kExec) throw std::system_error(failure.error, std::generic_category(), step);
+  const std::string why = std::strerror(failure.error);
+  if (step == kWorkingDirectory) throw Error(Errc::usage, step + " " + options.cwd + ": " + why);
+  throw Error(Errc::internal, step + ": " + why);
 }
 
 }  // namespace bootseer

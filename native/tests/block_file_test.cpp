@@ -268,6 +268,7 @@ TEST(BlockFile, ReadsThatBecomeUnreadableComeFromTheOriginAgain) {
   Fixture fixture;
   const auto file = fixture.open();
   fixture.expect_right(*file, 0, fixture.image.raw.size());
+  wait_until([&] { return file->is_complete(); });
   // Somebody cuts the data file: the disk cannot give the bytes any more.
   ASSERT_EQ(::truncate(file->local_path().c_str(), 4096), 0);
   fixture.expect_right(*file, 0, fixture.image.raw.size());

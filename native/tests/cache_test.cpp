@@ -1,6 +1,7 @@
 #include "bootseer/cache.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -275,6 +276,20 @@ TEST(CacheBlob, ALongLogIsRewritten) {
   const auto blob = open(directory, image);
   EXPECT_FALSE(blob->is_present(0));
   EXPECT_TRUE(blob->prove(1));
+}
+
+TEST(CacheBlob, ACutFileIsNoticedBeforeTheNextWriteHidesIt) {
+  const TestImage image = make_test_image(11);
+  const TemporaryDirectory directory;
+  const auto blob = open(directory, image);
+  const std::uint32_t last = image.map->count() - 1;
+  for (std::uint32_t i = 0; i < last; ++i) ASSERT_TRUE(blob->put(i, raw_of(image, i)));
+  ASSERT_EQ(::truncate(blob->data_path().c_str(), 0), 0);
+  ASSERT_TRUE(blob->put(last, raw_of(image, last)));
+  for (std::uint32_t i = 0; i < last; ++i) {
+    EXPECT_TRUE(image.map->chunk(i).is_zeros() || !blob->prove(i)) << i;
+  }
+  EXPECT_TRUE(blob->is_ready(last));
 }
 
 TEST(CacheBlob, AnotherMapInUseIsRefused) {

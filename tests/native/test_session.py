@@ -432,7 +432,7 @@ def test_unmount_ends_the_session(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"threads": 0},
+        {"threads": 1000},
         {"max_read_bytes": 1000},
         {"max_read_bytes": 2 << 20},
         {"max_background": 0},

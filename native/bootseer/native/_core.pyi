@@ -158,7 +158,7 @@ class Session:
         mountpoint: str,
         *,
         state_dir: str | None = None,
-        threads: int = 4,
+        threads: int = 0,
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
@@ -175,7 +175,7 @@ class Session:
         *,
         mountpoint: str,
         state_dir: str,
-        threads: int = 4,
+        threads: int = 0,
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
@@ -211,6 +211,16 @@ class Session:
     def info(self) -> dict[str, Any]:
         """Negotiated values as the kernel uses them, and ``fallbacks``: capability → why it is not used."""
     def statistics(self) -> dict[str, int]: ...
+
+class _SlowFile(ReadFile):
+    """Tests only: answers late."""
+
+    def __init__(self, inner: ReadFile, delay_s: float) -> None: ...
+
+def _read_loop(
+    path: str, *, direct: bool, random: bool, block_bytes: int, duration_s: float, seed: int
+) -> tuple[int, int, float]:
+    """Benches only: reads as fast as it can; returns (reads, bytes, seconds)."""
 
 def build_image(
     *,

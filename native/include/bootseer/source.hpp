@@ -77,6 +77,8 @@ class Source {
   // The sink hears done(cancelled), unless it was done already.
   virtual void cancel(Ticket ticket) noexcept = 0;
   virtual SourceStatistics statistics() const noexcept = 0;
+  // Why the last attempt failed, while none has succeeded since; without credentials, one line.
+  virtual std::string last_failure() const { return {}; }
   // For messages: no user, no query string.
   virtual std::string describe() const = 0;
 
