@@ -86,8 +86,8 @@ void register_session(py::module_& module) {
   py::class_<testing::SlowFile, ReadFile, std::shared_ptr<testing::SlowFile>>(
       module, "_SlowFile", "For tests: the bytes of another file, each read late.")
       .def(py::init([](std::shared_ptr<ReadFile> inner, double delay_s) {
-             const auto delay = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                 std::chrono::duration<double>(delay_s));
+             const auto delay =
+                 std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(delay_s));
              return std::make_shared<testing::SlowFile>(std::move(inner), delay);
            }),
            py::arg("inner"), py::arg("delay_s"));
@@ -102,8 +102,8 @@ void register_session(py::module_& module) {
         }
         return py::make_tuple(result.reads, result.bytes, result.elapsed_s);
       },
-      "For benches: read for a while, (reads, bytes, elapsed_s).", py::arg("path"), py::kw_only(), py::arg("direct"),
-      py::arg("random"), py::arg("block_bytes"), py::arg("duration_s"), py::arg("seed"));
+      "For benches: read for a while, (reads, bytes, elapsed_s).", py::arg("path"), py::kw_only(),
+      py::arg("direct"), py::arg("random"), py::arg("block_bytes"), py::arg("duration_s"), py::arg("seed"));
 
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Session>(module, "Session", "Answers FUSE READs in C++; pyfuse3 gets everything else.")

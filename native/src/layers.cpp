@@ -4,6 +4,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <fcntl.h>
+#include <locale.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,6 +40,23 @@ std::vector<std::string> split(const std::string& path) {
 }
 
 constexpr std::uint64_t kProgressBytes = 8U << 20;
+
+// libarchive recodes the names of pax headers, which are UTF-8, for the locale of the process, and normalises
+// them on the way. In the "C" locale it gives up and hands their bytes over, which is all we want.
+class PlainLocale {
+ public:
+  PlainLocale() : plain_(::newlocale(LC_ALL_MASK, "C", nullptr)), before_(::uselocale(plain_)) {}
+  PlainLocale(const PlainLocale&) = delete;
+  PlainLocale& operator=(const PlainLocale&) = delete;
+  ~PlainLocale() {
+    ::uselocale(before_);
+    ::freelocale(plain_);
+  }
+
+ private:
+  locale_t plain_;
+  locale_t before_;
+};
 
 class LayerApplier {
  public:
@@ -304,6 +322,7 @@ Tree Tree::from_layers(const std::vector<std::string>& layers, const std::string
   if (!tree.spool_) throw_errno(spool_dir);
   std::uint64_t total_bytes = 0;
   for (const std::string& layer : layers) total_bytes += std::filesystem::file_size(layer);
+  const PlainLocale locale;
   LayerApplier applier(tree.root_, tree.spool_.get(), progress, total_bytes);
   for (std::size_t i = 0; i < layers.size(); ++i) applier.apply(layers[i], i + 1);
   reset_links(*tree.root_);

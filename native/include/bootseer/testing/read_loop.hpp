@@ -1,14 +1,13 @@
 // A reader that is never the bottleneck, for benches.
 #pragma once
 
-#include <bootseer/error.hpp>
-#include <bootseer/fd.hpp>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <bootseer/error.hpp>
+#include <bootseer/fd.hpp>
 #include <chrono>
 #include <cstdint>
 #include <random>
@@ -22,8 +21,9 @@ struct ReadLoopResult {
   double elapsed_s = 0;
 };
 
-// Reads blocks of `block_bytes`, at random block-aligned places or one after the other from a place that the seed
-// picks (starting over at the end), for `duration_s`. Throws std::system_error at the first failed or short read.
+// Reads blocks of `block_bytes`, at random block-aligned places or one after the other from a place that the
+// seed picks (starting over at the end), for `duration_s`. Throws std::system_error at the first failed or
+// short read.
 inline ReadLoopResult read_loop(const std::string& path, bool direct, bool random, std::size_t block_bytes,
                                 double duration_s, std::uint32_t seed) {
   using Clock = std::chrono::steady_clock;
@@ -39,7 +39,8 @@ inline ReadLoopResult read_loop(const std::string& path, bool direct, bool rando
   std::uint64_t block = chance() % blocks;
   ReadLoopResult result;
   const auto began = Clock::now();
-  const auto until = began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(duration_s));
+  const auto until =
+      began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(duration_s));
   auto now = began;
   do {
     block = random ? chance() % blocks : (block + 1) % blocks;

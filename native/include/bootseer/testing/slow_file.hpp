@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bootseer/read_file.hpp>
-
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -32,14 +31,16 @@ class SlowFile final : public ReadFile {
   }
 
   std::uint64_t size() const noexcept override { return inner_->size(); }
-  ssize_t try_read(std::uint64_t, std::size_t, const ReadContext&, std::span<std::byte>, iovec&) noexcept override {
+  ssize_t try_read(std::uint64_t, std::size_t, const ReadContext&, std::span<std::byte>,
+                   iovec&) noexcept override {
     return -EAGAIN;
   }
   void read(std::uint64_t offset, std::size_t length, const ReadContext& context,
             std::unique_ptr<ReadReply> reply) noexcept override {
     {
       const std::lock_guard lock(mutex_);
-      waiting_.push_back({std::chrono::steady_clock::now() + delay_, offset, length, context, std::move(reply)});
+      waiting_.push_back(
+          {std::chrono::steady_clock::now() + delay_, offset, length, context, std::move(reply)});
     }
     changed_.notify_all();
   }
