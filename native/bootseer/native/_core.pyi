@@ -269,5 +269,6 @@ def spawn_namespaced(
     """Start a command in namespaces and a root of its own.
 
     Returns the pid of the namespace's init, a child of this process that exits with the command's code. ``binds``:
-    (source, target, read only). FileNotFoundError and PermissionError come from exec; OSError from other steps.
+    (source, target, read only). OSError when exec fails (FileNotFoundError, PermissionError, …), UsageError for a
+    working directory that cannot be entered, InternalError when the namespaces cannot be set up.
     """

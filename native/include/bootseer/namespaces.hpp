@@ -27,8 +27,10 @@ struct SpawnOptions {
 
 // Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The
 // returned child is the namespace's init: it passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the command,
-// reaps, and exits with the command's code (128 + number after a signal). Throws std::system_error when a
-// step or exec fails.
+// reaps, and exits with the command's code (128 + number after a signal). Targets of binds and the working
+// directory are made where the image has none; its symbolic links lead nowhere out of the root. Throws
+// std::system_error when exec fails, Error(usage) for a working directory that cannot be entered, and
+// Error(internal) when the namespaces cannot be set up.
 pid_t spawn_namespaced(const SpawnOptions& options);
 
 }  // namespace bootseer
