@@ -140,9 +140,9 @@ TEST_F(Namespaces, SymbolicLinksOfTheImageStayInside) {
   std::filesystem::create_directory_symlink(directory.path("host"), root() + "/link");
   std::filesystem::create_directory_symlink("../../../../../../" + directory.path("host"), root() + "/up");
   for (const char* name : {"/proc", "/sys", "/dev"}) {
-    std::filesystem::create_directory_symlink(directory.path("host"), root() + name);
+    std::filesystem::create_directory_symlink(directory.path("host") + name, root() + name);
+    std::filesystem::create_directories(root() + directory.path("host") + name);
   }
-  std::filesystem::create_directories(root() + directory.path("host"));
   options.binds.push_back({directory.path("out"), "/link/one", false});
   options.binds.push_back({directory.path("out"), "/up/two", false});
   options.cwd = "/link/three";
@@ -168,13 +168,8 @@ TEST_F(Namespaces, WorkingDirectories) {
   EXPECT_EQ(run("echo $PWD > /out/result"), 0);
   EXPECT_EQ(out("result"), "/new/place\n");
   options.cwd = "/bin/sh";
-  try {
-    run("exit 0");
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::usage);
-    EXPECT_STREQ(error.what(), "working directory /bin/sh: Not a directory");
-  }
+  options.argv = {"sh"};
+  EXPECT_EQ(exec_error(), ENOTDIR);
 }
 
 TEST_F(Namespaces, ProgramsThatCannotRun) {
