@@ -249,12 +249,21 @@ def chunk_image(
 ) -> ChunkMap:
     """Cut an image into chunks, write them to ``blob_path``, return the map."""
 
-def mount_erofs(image_path: str, target: str) -> str:
-    """Mount an EROFS image file; returns ``file+directio``, ``file`` or ``loop:/dev/loopN``. OSError."""
+def mount_erofs(image_path: str, target: str, *, by: Literal["any", "file", "loop"] = "any") -> str:
+    """Mount an EROFS image file read-only; returns ``file+directio``, ``file`` or ``loop:/dev/loopN``.
 
-def mount_overlay(lower: Sequence[str], upper: str, work: str, target: str) -> None: ...
-def mount_bind(source: str, target: str, *, recursive: bool = True, read_only: bool = False) -> None: ...
-def umount(target: str, *, lazy: bool = False) -> None: ...
+    ``by`` is ``loop`` where another overlay must fit on top of the first. OSError, IntegrityError (no EROFS image).
+    """
+
+def mount_overlay(lower: Sequence[str], upper: str, work: str, target: str) -> None:
+    """Stack ``upper`` on ``lower`` (top first) at ``target``. OSError, UsageError."""
+
+def mount_bind(source: str, target: str, *, recursive: bool = True, read_only: bool = False) -> None:
+    """Show ``source`` at ``target``, too. OSError."""
+
+def umount(target: str, *, lazy: bool = False) -> None:
+    """Unmount what lies topmost at ``target``; symbolic links are not followed. OSError."""
+
 def spawn_namespaced(
     root: str,
     argv: Sequence[str],
@@ -268,6 +277,8 @@ def spawn_namespaced(
 ) -> int:
     """Start a command in namespaces and a root of its own.
 
-    Returns the pid of the namespace's init, a child of this process that exits with the command's code. ``binds``:
-    (source, target, read only). FileNotFoundError and PermissionError come from exec; OSError from other steps.
+    Returns the pid of the namespace's init, a child of this process that exits with the command's code (128 + number
+    after a signal) and passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on. It is killed when the *thread* that called ends.
+    ``binds``: (source, target, read only); a missing target or ``cwd`` is made. OSError when the command cannot be
+    executed or ``cwd`` not be entered; UsageError that names the step when the root cannot be set up.
     """
