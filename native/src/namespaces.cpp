@@ -116,7 +116,8 @@ void attach(Attachment& attachment, const Plan& plan) {
                                               sizeof attributes) == 0) {
     is_read_only = true;
   }
-  check(::move_mount(attachment.tree, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH), plan, "bind", target);
+  check(::move_mount(attachment.tree, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS),
+        plan, "bind", target);
   ::close(attachment.tree);
   if (!is_read_only) {  // before Linux 5.12: the topmost mount only
     check(::mount(nullptr, target, nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr), plan,
