@@ -358,6 +358,7 @@ def test_a_finished_recording_survives_the_death_of_its_worker(node: Node, image
     mount = node.mount(image.layout, record=True)
     Path(mount.image_path).read_bytes()
     node.client.tell(mount.id, "ready")
+    wait_until(lambda: native.Trace.load(mount.trace_path).is_finished, "the recording ends")
     recorded = native.Trace.load(mount.trace_path).records()
     kill_worker(node, mount.id)
     fd = os.open(mount.image_path, os.O_RDONLY)
