@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyfuse3
 import trio
@@ -66,8 +66,9 @@ class MemoryOperations(FileOperations):
         super().__init__(path.stat().st_size)
         self.view = memoryview(path.read_bytes())
 
-    async def read(self, fh: int, off: int, size: int) -> memoryview:
-        return self.view[off : off + size]
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        # pyfuse3 takes any buffer, though it declares bytes; a slice of bytes would be a copy.
+        return cast(bytes, self.view[off : off + size])
 
 
 class ThreadOperations(FileOperations):
