@@ -139,8 +139,10 @@ TEST_F(Namespaces, SymbolicLinksOfTheImageStayInside) {
   std::filesystem::create_directory(directory.path("host"));
   std::filesystem::create_directory_symlink(directory.path("host"), root() + "/link");
   std::filesystem::create_directory_symlink("../../../../../../" + directory.path("host"), root() + "/up");
-  std::filesystem::create_directory_symlink(directory.path("host"), root() + "/sys");
-  std::filesystem::create_directories(root() + directory.path("host"));
+  for (const char* name : {"/proc", "/sys", "/dev"}) {
+    std::filesystem::create_directory_symlink(directory.path("host") + name, root() + name);
+    std::filesystem::create_directories(root() + directory.path("host") + name);
+  }
   options.binds.push_back({directory.path("out"), "/link/one", false});
   options.binds.push_back({directory.path("out"), "/up/two", false});
   options.cwd = "/link/three";
@@ -166,13 +168,8 @@ TEST_F(Namespaces, WorkingDirectories) {
   EXPECT_EQ(run("echo $PWD > /out/result"), 0);
   EXPECT_EQ(out("result"), "/new/place\n");
   options.cwd = "/bin/sh";
-  try {
-    run("exit 0");
-    FAIL() << "accepted";
-  } catch (const std::system_error& error) {
-    EXPECT_EQ(error.code().value(), ENOTDIR);
-    EXPECT_STREQ(error.what(), "working directory /bin/sh: Not a directory");
-  }
+  options.argv = {"sh"};
+  EXPECT_EQ(exec_error(), ENOTDIR);
 }
 
 TEST_F(Namespaces, ProgramsThatCannotRun) {
@@ -248,11 +245,11 @@ TEST_F(Namespaces, IgnoredSignalsAreNotInherited) {
 }
 
 TEST_F(Namespaces, NothingStaysMounted) {
+  const std::string before = read_text("/proc/self/mountinfo");
   EXPECT_EQ(run("exit 0"), 0);
   options.argv = {"missing"};
   EXPECT_EQ(exec_error(), ENOENT);
-  // Only ours: other processes of the machine mount and unmount meanwhile.
-  EXPECT_EQ(read_text("/proc/self/mountinfo").find(root()), std::string::npos);
+  EXPECT_EQ(read_text("/proc/self/mountinfo"), before);
 }
 
 }  // namespace
