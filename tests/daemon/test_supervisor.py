@@ -54,7 +54,9 @@ def test_every_byte_is_right(node: Node, image: StoredImage) -> None:
     assert Path(mount.image_path).read_bytes() == image.raw
     assert node.client.mounts() == [mount]
     # A reader is answered before its chunk is on disk, so this may lag.
-    wait_until(lambda: node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw), "all is cached")
+    wait_until(
+        lambda: node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw), "all is cached"
+    )
     assert node.client.unmount(mount.id).state == "unmounted"
     assert_nothing_left(node)
     wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
