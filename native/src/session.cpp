@@ -701,8 +701,8 @@ void Session::Core::on_open_reply(std::uint64_t nodeid, std::span<std::byte> mes
   }
   const auto mode = opens_.open(nodeid, [&] { return choose_mode(nodeid); });
   if (mode.passthrough || find(nodeid)) {
-    // Nothing is ever written to these files, so close(2) need not ask anybody: it must not wait while the process
-    // behind the mount is being replaced, not even in a child that only closes what it inherited.
+    // Nothing is ever written to these files, so close(2) need not ask anybody: it must not wait while the
+    // process behind the mount is being replaced, not even in a child that only closes what it inherited.
     open->open_flags |= fuse::kFopenNoflush;
     std::memcpy(message.data() + sizeof(header), &*open, sizeof(*open));
   }

@@ -52,7 +52,8 @@ UniqueFd mount_fuse(const MountRequest& request) {
           << ",user_id=" << ::getuid() << ",group_id=" << ::getgid() << ",default_permissions"
           << ",max_read=" << request.max_read_bytes;
   if (request.allow_other) options << ",allow_other";
-  const unsigned long flags = MS_NOSUID | MS_NODEV | (request.read_only ? static_cast<unsigned long>(MS_RDONLY) : 0UL);
+  const unsigned long flags =
+      MS_NOSUID | MS_NODEV | (request.read_only ? static_cast<unsigned long>(MS_RDONLY) : 0UL);
   const auto type = "fuse." + request.subtype;
   if (::mount(request.fsname.c_str(), request.mountpoint.c_str(), type.c_str(), flags,
               options.str().c_str()) != 0) {

@@ -158,7 +158,7 @@ def test_readers_under_a_changing_origin(node: Node, image: StoredImage) -> None
         assert not any(thread.is_alive() for thread in threads)
         assert set(results) <= {0, *TRANSPORT}
         assert 0 in results
-        assert remote.read(0, len(image.raw)) == 0
+        wait_until(lambda: remote.read(0, len(image.raw)) == 0, "every byte can be read again")
 
 
 def test_a_worker_killed_while_its_readers_wait_for_the_origin(node: Node, image: StoredImage) -> None:
