@@ -5,20 +5,23 @@ Run as ``python -m bench._fuse_baselines SPEC`` with a JSON object: ``kind``, ``
 lines ``busy`` and ``idle`` on it (a Python thread that computes, or not).
 
 Kinds: ``pyfuse3`` answers from memory, ``pyfuse3_thread`` in a worker thread, as a file system has to whose
-reads may block; ``session`` is ours; ``passthrough`` is ours with FUSE passthrough.
+reads may block; ``session`` is ours with a complete BlockFile; ``passthrough`` is ours with a local file that
+the kernel reads itself.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyfuse3
 import trio
@@ -66,8 +69,9 @@ class MemoryOperations(FileOperations):
         super().__init__(path.stat().st_size)
         self.view = memoryview(path.read_bytes())
 
-    async def read(self, fh: int, off: int, size: int) -> memoryview:
-        return self.view[off : off + size]
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        # pyfuse3 takes any buffer, though it declares bytes; a slice of bytes would be a copy.
+        return cast(bytes, self.view[off : off + size])
 
 
 class ThreadOperations(FileOperations):
@@ -131,8 +135,28 @@ def _serve_plain(operations: FileOperations, mountpoint: Path) -> None:
         pyfuse3.close()
 
 
-def _serve_session(path: Path, mountpoint: Path, *, passthrough: bool) -> None:
-    file = _core.LocalFile(str(path), passthrough=passthrough)
+def _cached_block_file(path: Path) -> _core.BlockFile:
+    """The file as stored chunks of 256 KiB, all of them in a cache beside it."""
+    chunk_bytes = 256 << 10
+    contents = path.read_bytes()
+    entries = []
+    for offset in range(0, len(contents), chunk_bytes):
+        chunk = contents[offset : offset + chunk_bytes]
+        entries.append((offset, len(chunk), offset, len(chunk), hashlib.sha256(chunk).digest()))
+    digest = hashlib.sha256(contents)
+    chunk_map = _core.ChunkMap(len(contents), 0, len(contents), digest.digest(), entries)
+    cache = _core.Cache(str(path.with_name("cache")))
+    file = _core.BlockFile(cache, digest.hexdigest(), chunk_map, _core.open_source(str(path)), record=False)
+    file.prefetch([(index, index) for index in range(len(entries))])
+    deadline = time.monotonic() + 60
+    while not file.is_complete():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the cache does not fill: {file.statistics()}")
+        time.sleep(0.01)
+    return file
+
+
+def _serve_session(file: _core.ReadFile, mountpoint: Path, *, passthrough: bool) -> None:
     session = _core.Session.mount(str(mountpoint), passthrough=passthrough)
     try:
         session.add_file(_INODE, file)
@@ -155,9 +179,9 @@ def main() -> None:
         case "pyfuse3_thread":
             _serve_plain(ThreadOperations(path), mountpoint)
         case "session":
-            _serve_session(path, mountpoint, passthrough=False)
+            _serve_session(_cached_block_file(path), mountpoint, passthrough=False)
         case "passthrough":
-            _serve_session(path, mountpoint, passthrough=True)
+            _serve_session(_core.LocalFile(str(path), passthrough=True), mountpoint, passthrough=True)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def _measure(readers: list[Child], path: Path, *, direct: bool, random: bool, bl
                 }
             )
         )
-    results = [json.loads(reader.receive()) for reader in readers]
+    results: list[tuple[int, int, float]] = [json.loads(reader.receive()) for reader in readers]
     return sum(reads / elapsed_s for reads, _, elapsed_s in results)
 
 

@@ -9,12 +9,12 @@ namespace py = pybind11;
 namespace bootseer {
 namespace {
 
-// Runs on the calling thread, which gave the GIL away.
+// Runs on the calling thread, which gave the GIL away. Lets Ctrl-C through, with or without a callback.
 ProgressCallback progress_of(const py::object& callback, const char* stage) {
-  if (callback.is_none()) return {};
   return [&callback, stage](std::uint64_t done_bytes, std::uint64_t total_bytes) {
     const py::gil_scoped_acquire gil;
-    callback(stage, done_bytes, total_bytes);
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!callback.is_none()) callback(stage, done_bytes, total_bytes);
   };
 }
 
@@ -23,10 +23,12 @@ py::dict build_image(const std::vector<std::string>& layers, const std::string& 
                      const py::object& progress) {
   ErofsImage image;
   {
-    const ProgressCallback report = progress_of(progress, "building");
+    const ProgressCallback reading = progress_of(progress, "reading layers");
+    const ProgressCallback building = progress_of(progress, "building");
     const py::gil_scoped_release release;
-    Tree tree = directory.empty() ? Tree::from_layers(layers, spool_dir) : Tree::from_directory(directory);
-    image = write_erofs(tree, output_path, report);
+    Tree tree =
+        directory.empty() ? Tree::from_layers(layers, spool_dir, reading) : Tree::from_directory(directory);
+    image = write_erofs(tree, output_path, building);
   }
   py::dict result;
   result["image_bytes"] = image.image_bytes;

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "bindings.hpp"
+#include "bootseer/error.hpp"
 #include "bootseer/mounts.hpp"
 #include "bootseer/namespaces.hpp"
 
@@ -10,6 +11,14 @@ namespace py = pybind11;
 
 namespace bootseer {
 namespace {
+
+std::string mount_image(const std::string& image_path, const std::string& target, const std::string& by) {
+  static const std::map<std::string, ErofsMount> kWays{
+      {"any", ErofsMount::any}, {"file", ErofsMount::file}, {"loop", ErofsMount::loop}};
+  const auto way = kWays.find(by);
+  if (way == kWays.end()) throw Error(Errc::usage, "an image is mounted by any, file or loop, not by " + by);
+  return mount_erofs(image_path, target, way->second);
+}
 
 int spawn(const std::string& root, std::vector<std::string> argv,
           const std::map<std::string, std::string>& env, const std::string& cwd,
@@ -32,8 +41,8 @@ int spawn(const std::string& root, std::vector<std::string> argv,
 
 void register_sys(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
-  module.def("mount_erofs", &mount_erofs, py::arg("image_path"), py::arg("target"), Release(),
-             "Mount an EROFS image file read-only; returns how.");
+  module.def("mount_erofs", &mount_image, py::arg("image_path"), py::arg("target"), py::kw_only(),
+             py::arg("by") = "any", Release(), "Mount an EROFS image file read-only; returns how.");
   module.def("mount_overlay", &mount_overlay, py::arg("lower"), py::arg("upper"), py::arg("work"),
              py::arg("target"), Release(), "Mount an overlay.");
   module.def("mount_bind", &mount_bind, py::arg("source"), py::arg("target"), py::kw_only(),

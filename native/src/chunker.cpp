@@ -17,12 +17,13 @@
 
 #include "bootseer/error.hpp"
 #include "bootseer/fd.hpp"
+#include "bootseer/zeros.hpp"
 
 namespace bootseer {
 namespace {
 
 constexpr std::uint64_t kPage = kChunkAlignment;
-constexpr std::size_t kQueuedChunks = 64;  // bounds the memory: at most this many MiB
+constexpr std::size_t kQueuedChunks = 64;  // bounds the memory: twice as many MiB, raw and packed
 
 struct Job {
   std::uint64_t raw_offset = 0;
@@ -34,13 +35,9 @@ struct Job {
   std::exception_ptr error;
 };
 
-bool is_zero(std::span<const std::byte> bytes) {
-  return bytes.front() == std::byte{0} && std::equal(bytes.begin() + 1, bytes.end(), bytes.begin());
-}
-
 void pack(Job& job, ZSTD_CCtx* context, int level) {
   job.digest = sha256(job.raw);
-  if (is_zero(job.raw)) return;
+  if (is_zeros(job.raw)) return;
   job.packed.resize(ZSTD_compressBound(job.raw.size()));
   const std::size_t n =
       ZSTD_compressCCtx(context, job.packed.data(), job.packed.size(), job.raw.data(), job.raw.size(), level);

@@ -13,6 +13,7 @@
 #include "bootseer/crc32c.hpp"
 #include "bootseer/error.hpp"
 #include "bootseer/sha256.hpp"
+#include "bootseer/zeros.hpp"
 
 namespace bootseer {
 namespace {
@@ -74,7 +75,11 @@ std::vector<std::byte> encode_xattrs(const TreeNode& node) {
   std::vector<std::byte> out;
   for (const auto& [name, value] : node.xattrs) {
     const auto [index, rest] = split_xattr(name);
-    if (index == 0 || rest.size() > 255 || value.size() > 65535) continue;  // what EROFS has no place for
+    if (index == 0) continue;
+    if (rest.size() > 255 || value.size() > 65535) {
+      throw Error(Errc::usage,
+                  "the extended attribute " + name.substr(0, 60) + " is longer than EROFS can hold");
+    }
     if (out.empty()) out.resize(kXattrHeaderBytes);
     const std::size_t at = out.size();
     out.resize(round_up(at + 4 + rest.size() + value.size(), 4));
@@ -124,6 +129,11 @@ class Writer {
   // Depth first, so that what lies in one directory lies together.
   void collect(TreeNode& node, TreeNode& parent) {
     if (const auto [known, fresh] = index_.try_emplace(&node, placed_.size()); !fresh) return;
+    // The kernel reads one block of a symbolic link's target.
+    if (node.is_symlink() && (node.target.empty() || node.target.size() >= kBlock)) {
+      throw Error(Errc::usage,
+                  "a symbolic link's target has " + std::to_string(node.target.size()) + " bytes");
+    }
     Placed placed;
     placed.node = &node;
     placed.parent = &parent;
@@ -328,7 +338,9 @@ class Writer {
     if (progress_) progress_(image_.image_bytes, image_.image_bytes);
   }
 
+  // Zeros stay holes, so that a sparse file costs no space here either.
   void write(std::span<const std::byte> bytes, std::uint64_t offset) {
+    if (is_zeros(bytes)) return;
     while (!bytes.empty()) {
       const ssize_t n = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;

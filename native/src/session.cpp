@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -41,7 +42,10 @@ using std::memory_order_relaxed;
 constexpr std::size_t kRequestBytes = (1U << 20) + 8192;
 // Above any reply of the control peer: a piece of a READ, a directory, an extended attribute.
 constexpr std::size_t kControlReplyBytes = (1U << 20) + 65536;
+// The largest READ: the kernel's limit of 256 pages, and ours.
+constexpr std::size_t kScratchBytes = 1U << 20;
 constexpr int kInterruptPollMs = 50;
+constexpr int kNice = -5;
 
 // Interrupts the read(2) that a reader thread is blocked in. Its handler does nothing.
 int wake_signal() {
@@ -91,7 +95,7 @@ std::span<const std::byte> bytes_of(const auto& value) {
 // One per reader thread. Counters are written by that thread only; own cache lines keep readers apart.
 struct alignas(64) Reader {
   std::unique_ptr<std::byte[]> request{new std::byte[kRequestBytes]};
-  std::unique_ptr<std::byte[]> scratch;
+  std::unique_ptr<std::byte[]> scratch{new std::byte[kScratchBytes]};
   int slot = Journal::kNoSlot;
   std::atomic<std::uint64_t> reads{0};
   std::atomic<std::uint64_t> waited{0};
@@ -136,6 +140,7 @@ class Session::Core {
   std::shared_ptr<ReadFile> find(std::uint64_t nodeid) const;
 
   // Reader threads.
+  void raise_priority();
   void read_requests(Reader& reader);
   std::span<std::byte> receive(Reader& reader, ssize_t& result);
   void handle(Reader& reader, std::span<std::byte> message, bool replayed);
@@ -168,8 +173,10 @@ class Session::Core {
   std::vector<std::byte> init_reply_;  // as the kernel got it
   fuse::Negotiated negotiated_;
   std::map<std::string, Value> tuned_;
+  std::map<std::string, std::string> fallbacks_;  // those that do not come from INIT
   std::string last_error_;
   std::atomic<bool> initialized_{false};
+  std::atomic<bool> init_known_{false};  // recorded, or seen
   std::atomic<bool> passthrough_{false};
   std::atomic<std::uint64_t> replayed_init_{0};  // unique of an INIT whose reply is to be dropped
 
@@ -194,6 +201,8 @@ Session::Core::Core(UniqueFd device, SessionOptions options, bool resumed)
       device_(std::make_shared<Device>(std::move(device), open_journal())),
       opens_(state_path("opens")) {
   install_wake_handler();
+  for (unsigned index = 0; index < options_.threads; ++index) readers_.push_back(std::make_unique<Reader>());
+  init_known_ = !resumed_;
   if (!resumed_) return;
   // Without a record the predecessor died before INIT was answered, and the kernel will ask again.
   if (auto record = InitRecord::load(state_path("init"))) {
@@ -202,7 +211,7 @@ Session::Core::Core(UniqueFd device, SessionOptions options, bool resumed)
     passthrough_ = negotiated_.passthrough;
     init_request_ = std::move(record->request);
     init_reply_ = std::move(record->reply);
-    initialized_ = true;
+    initialized_ = init_known_ = true;
   }
 }
 
@@ -235,11 +244,6 @@ std::shared_ptr<ReadFile> Session::Core::find(std::uint64_t nodeid) const {
 
 void Session::Core::start() {
   if (started_.exchange(true)) throw Error(Errc::usage, "the session was started before");
-  const std::size_t scratch_bytes = std::max<std::size_t>(options_.max_read_bytes, 1U << 20);
-  for (unsigned index = 0; index < options_.threads; ++index) {
-    readers_.push_back(std::make_unique<Reader>());
-    readers_.back()->scratch.reset(new std::byte[scratch_bytes]);
-  }
   if (resumed_) replay();
   // Signals that Python handles belong to its main thread.
   sigset_t all;
@@ -250,14 +254,26 @@ void Session::Core::start() {
   for (std::size_t index = 0; index < readers_.size(); ++index) {
     Reader& reader = *readers_[index];
     reader.thread = std::thread([this, &reader] {
+      raise_priority();
       read_requests(reader);
       reader.exited = true;
     });
     ::pthread_setname_np(reader.thread.native_handle(), ("bsr-read-" + std::to_string(index)).c_str());
   }
-  relay_thread_ = std::thread([this] { relay(); });
+  relay_thread_ = std::thread([this] {
+    raise_priority();
+    relay();
+  });
   ::pthread_setname_np(relay_thread_.native_handle(), "bsr-relay");
   ::pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+}
+
+// Of the calling thread: a read that a job waits for should not queue behind whatever computes meanwhile, be
+// it the interpreter of this very process. Our threads use little of what they are given.
+void Session::Core::raise_priority() {
+  if (::setpriority(PRIO_PROCESS, 0, kNice) == 0) return;
+  const std::lock_guard lock(info_mutex_);
+  fallbacks_["priority"] = "cannot raise the priority of the reader threads (needs CAP_SYS_NICE)";
 }
 
 void Session::Core::stop() {
@@ -391,7 +407,7 @@ void Session::Core::handle(Reader& reader, std::span<std::byte> message, bool re
       default:
         break;
     }
-    if (!initialized_ && resumed_ && init_request_.empty()) {
+    if (!init_known_) {
       // The kernel sends nothing but INIT to a mount that was never initialized: the record is lost.
       if (fuse::expects_reply(header.opcode)) device_->answer(header.unique, EIO, {});
       const std::lock_guard lock(info_mutex_);
@@ -411,15 +427,14 @@ void Session::Core::serve(Reader& reader, const Request& request, const std::sha
   const auto& header = request.header;
   bump(reader.reads);
   const auto read = fuse::body_as<fuse::ReadIn>(request.body);
-  const std::size_t scratch_bytes = std::max<std::size_t>(options_.max_read_bytes, 1U << 20);
-  if (!read || read->size > scratch_bytes) {
+  if (!read || read->size > kScratchBytes) {
     device_->answer(header.unique, EINVAL, {});
     return;
   }
   const ReadContext context{header.pid};
   iovec view{};
   const ssize_t got =
-      file->try_read(read->offset, read->size, context, {reader.scratch.get(), scratch_bytes}, view);
+      file->try_read(read->offset, read->size, context, {reader.scratch.get(), kScratchBytes}, view);
   if (got >= 0) {
     view.iov_len = static_cast<std::size_t>(got);
     bump(reader.bytes, view.iov_len);
@@ -509,6 +524,7 @@ void Session::Core::on_init_request(Reader& reader, const Request& request,
     const std::lock_guard lock(info_mutex_);
     init_request_.assign(message.begin(), message.end());
   }
+  init_known_ = true;
   forward(reader, request, message);
 }
 
@@ -635,24 +651,29 @@ void Session::Core::on_init_reply(std::span<const std::byte> message) {
   wishes.max_readahead_bytes = options_.read_ahead_bytes;
   wishes.max_background = options_.max_background;
   wishes.passthrough = options_.passthrough;
+  std::vector<std::byte> request;
+  {
+    const std::lock_guard lock(info_mutex_);
+    request = init_request_;
+  }
   fuse::Negotiated negotiated;
-  const auto reply = fuse::rewrite_init_reply(init_request_, message, wishes, negotiated);
+  const auto reply = fuse::rewrite_init_reply(request, message, wishes, negotiated);
   const bool understood = !negotiated.fallbacks.contains("init");
   // Recorded before the kernel has it: an initialized mount without a record could not be resumed, while a
   // record whose reply never arrived is sent again.
   if (understood && !options_.state_dir.empty()) {
     try {
-      InitRecord{init_request_, reply}.save(state_path("init"));
+      InitRecord{request, reply}.save(state_path("init"));
     } catch (const std::system_error& error) {
       negotiated.fallbacks["resume"] = error.what();
     }
   }
+  passthrough_ = negotiated.passthrough;
   {
     const std::lock_guard lock(info_mutex_);
     negotiated_ = std::move(negotiated);
     init_reply_ = reply;
   }
-  passthrough_ = negotiated_.passthrough;
   device_->write_message(reply);
   if (!understood) return;
   initialized_ = true;
@@ -727,7 +748,7 @@ void Session::Core::tune() {
   }
   const std::lock_guard lock(info_mutex_);
   tuned_ = std::move(tuned);
-  negotiated_.fallbacks.merge(fallbacks);
+  fallbacks_.merge(fallbacks);
 }
 
 Session::Info Session::Core::info() const {
@@ -760,6 +781,7 @@ Session::Info Session::Core::info() const {
   values["last_error"] = last_error_;
   for (const auto& [key, value] : tuned_) values[key] = value;
   info.fallbacks = negotiated_.fallbacks;
+  info.fallbacks.insert(fallbacks_.begin(), fallbacks_.end());
   return info;
 }
 

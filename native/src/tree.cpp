@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <unordered_map>
 
 #include "bootseer/error.hpp"
@@ -29,12 +30,6 @@ struct FileIdHash {
 };
 using HardLinks = std::unordered_map<FileId, std::shared_ptr<TreeNode>, FileIdHash>;
 
-// Not those that the kernel makes up for a mount; they are not the file's.
-bool is_kept(const std::string& name) {
-  return name.starts_with("user.") || name.starts_with("trusted.") || name == "security.capability" ||
-         name.starts_with("system.posix_acl_");
-}
-
 void read_xattrs(const std::string& path, TreeNode& node) {
   std::vector<char> names(4096);
   ssize_t n = ::llistxattr(path.c_str(), names.data(), names.size());
@@ -49,7 +44,7 @@ void read_xattrs(const std::string& path, TreeNode& node) {
   for (std::size_t at = 0; at < static_cast<std::size_t>(n);) {
     const std::string name(names.data() + at);
     at += name.size() + 1;
-    if (!is_kept(name)) continue;
+    if (!keeps_xattr(name)) continue;
     std::string value(65536, '\0');
     const ssize_t length = ::lgetxattr(path.c_str(), name.c_str(), value.data(), value.size());
     if (length < 0) throw_errno(path + ": " + name);
@@ -114,7 +109,21 @@ std::shared_ptr<TreeNode> scan(const std::string& path, HardLinks& links) {
   return node;
 }
 
+// What a file must not change while it is read.
+bool is_unchanged(const TreeNode& node, int fd) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+         static_cast<std::uint64_t>(status.st_size) == node.size_bytes &&
+         status.st_mtim.tv_sec == node.mtime_s &&
+         static_cast<std::uint32_t>(status.st_mtim.tv_nsec) == node.mtime_ns;
+}
+
 }  // namespace
+
+bool keeps_xattr(const std::string& name) {
+  return name.starts_with("user.") || name.starts_with("trusted.") || name == "security.capability" ||
+         name.starts_with("system.posix_acl_");
+}
 
 Tree::Tree() : root_(std::make_shared<TreeNode>()) {
   root_->mode = S_IFDIR | 0755;
@@ -124,17 +133,20 @@ Tree::Tree() : root_(std::make_shared<TreeNode>()) {
 Tree Tree::from_directory(const std::string& root) {
   HardLinks links;
   Tree tree;
-  tree.root_ = scan(root, links);
+  tree.root_ = scan(std::filesystem::canonical(root), links);
   if (!tree.root_->is_dir()) throw Error(Errc::usage, root + " is not a directory");
   return tree;
 }
 
 void Tree::read(const TreeNode& node, const std::function<void(std::span<const std::byte>)>& sink) const {
+  const auto changed = [&] { throw Error(Errc::usage, node.path + " changed while it was read"); };
   UniqueFd opened;
   std::uint64_t offset = node.spool_offset;
   if (!node.path.empty()) {
-    opened.reset(::open(node.path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    // O_NONBLOCK: a fifo may have taken the file's place.
+    opened.reset(::open(node.path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!opened) throw_errno(node.path);
+    if (!is_unchanged(node, opened.get())) changed();
     offset = 0;
   }
   const int fd = opened ? opened.get() : spool_.get();
@@ -145,11 +157,12 @@ void Tree::read(const TreeNode& node, const std::function<void(std::span<const s
     const ssize_t n = ::pread(fd, buffer.data(), wanted, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw_errno(node.path.empty() ? "spool" : node.path);
-    if (n == 0) throw Error(Errc::usage, node.path + " became shorter while it was read");
+    if (n == 0) changed();
     sink(std::span(buffer).first(static_cast<std::size_t>(n)));
     offset += static_cast<std::uint64_t>(n);
     left -= static_cast<std::uint64_t>(n);
   }
+  if (opened && !is_unchanged(node, opened.get())) changed();
 }
 
 }  // namespace bootseer

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,7 +17,9 @@ from tests._node import Node, detach, wait_until
 from tests.conftest import StoredImage
 from tests.daemon._readers import reading
 
+from bootseer import native
 from bootseer.core import errors, wire
+from bootseer.image.convert import convert
 
 STEADY_S = 0.3  # longer than a worker must live for its death not to count as one of a row
 
@@ -49,7 +53,10 @@ def test_every_byte_is_right(node: Node, image: StoredImage) -> None:
     assert Path(mount.image_path).stat().st_size == len(image.raw)
     assert Path(mount.image_path).read_bytes() == image.raw
     assert node.client.mounts() == [mount]
-    assert node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw)
+    # A reader is answered before its chunk is on disk, so this may lag.
+    wait_until(
+        lambda: node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw), "all is cached"
+    )
     assert node.client.unmount(mount.id).state == "unmounted"
     assert_nothing_left(node)
     wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
@@ -336,6 +343,70 @@ def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
     assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw
 
 
+@pytest.mark.slow
+def test_a_stopped_worker_can_be_unmounted_lazily(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    os.kill(mount.worker_pid, signal.SIGSTOP)
+    assert node.client.status().mounts == [mount]
+    with pytest.raises(errors.TimeoutExpiredError):
+        node.client.unmount(mount.id)
+    node.client.unmount(mount.id, lazy=True)
+    wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+    wait_until(lambda: not list((node.run_dir / "mounts").iterdir()), "the mount is forgotten")
+    assert_nothing_left(node)
+
+
+def test_a_finished_recording_survives_the_death_of_its_worker(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout, record=True)
+    Path(mount.image_path).read_bytes()
+    node.client.tell(mount.id, "ready")
+    wait_until(lambda: native.Trace.load(mount.trace_path).is_finished, "the recording ends")
+    recorded = native.Trace.load(mount.trace_path).records()
+    kill_worker(node, mount.id)
+    fd = os.open(mount.image_path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    node.client.unmount(mount.id)
+    trace = native.Trace.load(mount.trace_path)
+    assert trace.is_finished
+    assert trace.records() == recorded
+
+
+# ---- a file system in the image ----
+
+
+def test_a_file_system_survives_the_deaths_of_its_workers(node: Node, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    source = tmp_path / "source"
+    source.mkdir()
+    files = {f"dir{n % 7}/file{n}": rng.randbytes(rng.randrange(200_000)) for n in range(60)}
+    for name, content in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
+    convert(source, tmp_path / "layout", average_chunk_bytes=16 << 10)
+    mount = node.mount(tmp_path / "layout", record=True, prefetch=True, background_fill=True)
+    root = node.root / "root"
+    root.mkdir()
+    native.mount_erofs(mount.image_path, str(root))
+    try:
+        for name, content in files.items():
+            if name.endswith("0"):
+                kill_worker(node, mount.id)
+                time.sleep(STEADY_S)
+            assert (root / name).read_bytes() == content
+        with pytest.raises(errors.UsageError, match="is busy"):
+            node.client.unmount(mount.id)
+        node.end(signal.SIGKILL)
+        node.start()
+        for name, content in files.items():
+            assert (root / name).read_bytes() == content
+    finally:
+        native.umount(str(root))
+    node.client.unmount(mount.id)
+    assert_nothing_left(node)
+
+
 # ---- daemons that die ----
 
 
@@ -355,6 +426,28 @@ def test_a_daemon_may_go_and_come(node: Node, image: StoredImage, tmp_path: Path
     node.client.unmount(mount.id)
     node.client.unmount(other.id)
     assert not (node.root / "made").exists()
+    assert_nothing_left(node)
+
+
+def test_a_daemon_ends_while_it_waits_for_a_registry(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        outcomes: list[errors.BootseerError] = []
+
+        def mount() -> None:
+            with pytest.raises(errors.BootseerError) as caught:
+                node.mount(f"http://127.0.0.1:{silent.getsockname()[1]}/layout")
+            outcomes.append(caught.value)
+
+        thread = threading.Thread(target=mount)
+        thread.start()
+        connection, _ = silent.accept()
+        with connection:
+            began = time.monotonic()
+            assert node.end(signal.SIGTERM) == 0
+            assert time.monotonic() - began < 15  # and not the 30 s that a registry may take
+        thread.join(20)
+        assert [type(outcome) for outcome in outcomes] == [errors.DaemonUnreachableError]
+    node.start()
     assert_nothing_left(node)
 
 

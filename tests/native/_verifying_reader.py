@@ -1,8 +1,8 @@
 """A process that reads a file over and over and compares every byte with a reference copy of it.
 
-Arguments: path, reference path, how (``direct``, ``buffered`` or ``mmap``), seed. Stops when its standard
-input ends; its last line is a JSON object with ``reads``, ``wrong``, ``failed`` (a list of errnos) and
-``worst_s``, the longest that one read took.
+Arguments: path, reference path, how (``direct``, ``buffered``, ``mmap``, or ``open`` for a new open each time
+and a look at the directory), seed. Stops when its standard input ends; its last line is a JSON object with
+``reads``, ``wrong``, ``failed`` (a list of errnos) and ``worst_s``, the longest that one read took.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ def main() -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 with mmap.mmap(descriptor, len(reference), prot=mmap.PROT_READ) as mapping:
                     right = mapping[offset : offset + len(view)] == want
+            elif how == "open":
+                with Path(path).open("rb", buffering=0) as file:
+                    os.posix_fadvise(file.fileno(), offset, len(view), os.POSIX_FADV_DONTNEED)
+                    got = os.preadv(file.fileno(), [view], offset)
+                    right = view[:got] == want and os.fstat(file.fileno()).st_size == len(reference)
+                right = right and Path(path).name in os.listdir(Path(path).parent)  # noqa: PTH208
             else:
                 if how == "buffered":
                     os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)

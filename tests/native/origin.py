@@ -6,6 +6,7 @@ import hashlib
 import random
 import re
 import socket
+import ssl
 import struct
 import subprocess
 import threading
@@ -74,11 +75,12 @@ class Origin:
     requests: list[tuple[int, int]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     redirect_to: str = ""
+    scheme: str = "http"
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/blob"
+        return f"{self.scheme}://127.0.0.1:{self.port}/blob"
 
     def next_behaviour(self) -> str:
         with self.lock:
@@ -178,6 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = (
+        64  # of connections; the default of 5 makes a client that opens eight wait for a second
+    )
     origin: Origin
     release: threading.Event
 
@@ -187,10 +192,21 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(
-    content: bytes, default: str = "ok", behaviours: list[str] | None = None, *, port: int = 0
+    content: bytes,
+    default: str = "ok",
+    behaviours: list[str] | None = None,
+    *,
+    port: int = 0,
+    certificate: Path | None = None,
 ) -> Iterator[Origin]:
+    """``certificate``: PEM file with certificate and key; speaks HTTPS then."""
     origin = Origin(content, default, behaviours or [])
     server = _Server(("127.0.0.1", port), _Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        origin.scheme = "https"
     server.origin = origin
     server.release = threading.Event()
     origin.port = server.server_address[1]

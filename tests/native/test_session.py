@@ -22,7 +22,7 @@ from bootseer.native import _core
 
 _HERE = Path(__file__).parent
 _DEADLINE_S = 30
-_HOWS = ("direct", "buffered", "mmap", "direct")
+_HOWS = ("direct", "buffered", "mmap", "open")
 _SIZE = 16 * 1024 * 1024 + 12345
 
 
@@ -295,6 +295,22 @@ def test_passthrough_opens_of_one_inode_agree(serve: Callable[..., Server], sour
     assert os.pread(descriptors[-1], 100, 0) == want[:100]
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+@needs_6_9
+def test_sigkill_with_passthrough(
+    serve: Callable[..., Server], start_readers: Callable[..., Readers]
+) -> None:
+    server = serve(offer_passthrough=True)
+    readers = start_readers(server.mountpoint / "data", ("open", "mmap", "open", "buffered"))
+    for _ in range(5):
+        time.sleep(0.1)
+        server.kill()
+        server.start()
+    finish_readers(readers)
+    statistics = server.ask("statistics")
+    assert statistics["reads"] == 0
+    assert statistics["passthrough_opens"] > 0
 
 
 @needs_6_9

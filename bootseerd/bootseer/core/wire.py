@@ -92,6 +92,7 @@ class WorkerSpec(msgspec.Struct, kw_only=True):
     record: bool
     background_fill: bool
     deadline_s: float
+    ready: bool = False  # the workload was ready before: a successor records no more
     made_mountpoint: bool = False  # the daemon made the directory and removes it after the mount
 
 

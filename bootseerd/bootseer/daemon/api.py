@@ -31,7 +31,14 @@ class Api:
                 return 200, await self._supervisor.statistics(mount_id)
             case ["v1", "mounts", mount_id, ("ready" | "prefetch") as op], "POST":
                 return 200, await self._supervisor.tell(mount_id, op)
-            case ["v1", "status"] | ["v1", "mounts", *_], method:
+            case (
+                (
+                    ["v1", "status" | "mounts"]
+                    | ["v1", "mounts", _]
+                    | ["v1", "mounts", _, "statistics" | "ready" | "prefetch"]
+                ),
+                method,
+            ):
                 raise MethodNotAllowedError(f"{method} does not work on {request.path}")
             case _:
                 raise errors.NotFoundError(f"there is no {request.path}", hint="the API lives under /v1")

@@ -15,6 +15,7 @@ import platform
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -80,8 +81,9 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._prepare_spare()
-            for directory in sorted(self._mounts_dir.iterdir()):
-                await self._adopt(directory)
+            async with trio.open_nursery() as adopting:  # at once: one that does not answer takes its time
+                for directory in self._mounts_dir.iterdir():
+                    adopting.start_soon(self._adopt, directory)
             self._sort_by_age()
             task_status.started()
             try:
@@ -138,7 +140,10 @@ class Supervisor:
         """Resolve the image, start a worker on it."""
         if not 0 < request.deadline_s <= _MAX_DEADLINE_S:
             raise errors.UsageError(f"a deadline lies between 0 and {_MAX_DEADLINE_S:.0f} s")
-        image = await trio.to_thread.run_sync(lambda: resolve(request.image, state_dir=self.state_dir))
+        # Abandoned when the daemon ends: it changes nothing but a cache, and a silent registry may take its time.
+        image = await trio.to_thread.run_sync(
+            lambda: resolve(request.image, state_dir=self.state_dir), abandon_on_cancel=True
+        )
         mount_id = secrets.token_hex(6)
         directory = self._mounts_dir / mount_id
         mountpoint = Mountpoint.choose(request.mountpoint, directory / "fuse")
@@ -178,6 +183,13 @@ class Supervisor:
                     await call(entry.directory, "unmount", lazy=lazy)
                 except errors.UsageError as error:
                     raise errors.UsageError(f"mount {mount_id} is busy", hint=error.hint) from None
+                except errors.BootseerError as error:
+                    if not lazy:
+                        raise
+                    log.warning("mount %s is unmounted without its worker: %s", mount_id, error)
+                    Mountpoint.of(entry.spec).detach()
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(entry.spec.mount.worker_pid, signal.SIGKILL)
             self._set(entry, state="unmounted")
             if not lazy or entry.device_fd < 0:
                 self._forget(entry)
@@ -190,7 +202,11 @@ class Supervisor:
     async def tell(self, mount_id: str, op: wire.WorkerOp) -> wire.Mount:
         """``ready`` or ``prefetch``."""
         await self._call(mount_id, op)
-        return self.get(mount_id)
+        entry = self._entry(mount_id)
+        if op == "ready":
+            entry.spec.ready = True
+            self._set(entry)
+        return entry.spec.mount
 
     async def _call(self, mount_id: str, op: wire.WorkerOp) -> wire.WorkerReply:
         async with self._entry(mount_id).lock:  # a worker that is being replaced cannot answer

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import pyfuse3
 
 from bootseer.fusefs.errno_map import to_errno
-from bootseer.fusefs.tree import Node, Tree
+from bootseer.fusefs.tree import MAX_NAME_BYTES, Node, Tree
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Find a name."""
+        if len(name) > MAX_NAME_BYTES:
+            raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         node = self._tree.lookup(parent_inode, name)
         if node is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
@@ -136,7 +138,7 @@ class Operations(pyfuse3.Operations):
         data.f_blocks = sum(-(-(node.size_bytes or 0) // _BLOCK_BYTES) for node in nodes)
         data.f_bfree = data.f_bavail = data.f_ffree = data.f_favail = 0
         data.f_files = len(nodes)
-        data.f_namemax = 255
+        data.f_namemax = MAX_NAME_BYTES
         return data
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 ROOT_INODE = 1
+MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Tree:
         directory = self._nodes[parent]
         if not directory.is_dir:
             raise ValueError(f"inode {parent} is not a directory")
-        if not name or b"/" in name or b"\0" in name or name in {b".", b".."} or len(name) > 255:
+        if not name or b"/" in name or b"\0" in name or name in {b".", b".."} or len(name) > MAX_NAME_BYTES:
             raise ValueError(f"{name!r} cannot be a file name")
         if name in directory.children:
             raise ValueError(f"{name!r} is there already")

@@ -48,6 +48,7 @@ class Worker:
         spec = self.spec
         chunk_map = native.ChunkMap.load(spec.chunk_map_path)
         self._cache = native.Cache(spec.cache_dir)
+        record = spec.record and not spec.ready
         # Half of a deadline: an origin that fell silent is asked again while the reader still waits.
         silence_s = min(_LONGEST_SILENCE_S, spec.deadline_s / 2)
         source = native.open_source(spec.blob_uri, headers=spec.headers, connect_timeout_s=silence_s)
@@ -56,11 +57,13 @@ class Worker:
             spec.cache_key,
             chunk_map,
             source,
-            trace_path=spec.mount.trace_path if spec.record else None,
+            trace_path=spec.mount.trace_path if record else None,
             deadline_s=spec.deadline_s,
             background_fill=spec.background_fill,
-            record=spec.record,
+            record=record,
         )
+        if spec.ready:
+            self.file.mark_ready()
         if spec.prefetch and device_fd is None:
             # Before anything else: the network should be busy from the first millisecond.
             self.prefetch()

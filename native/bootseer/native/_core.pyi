@@ -158,7 +158,7 @@ class Session:
         mountpoint: str,
         *,
         state_dir: str | None = None,
-        threads: int = 4,
+        threads: int = 0,
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
@@ -175,7 +175,7 @@ class Session:
         *,
         mountpoint: str,
         state_dir: str,
-        threads: int = 4,
+        threads: int = 0,
         max_read_bytes: int = 1048576,
         max_background: int = 64,
         read_ahead_bytes: int = 1048576,
@@ -212,6 +212,16 @@ class Session:
         """Negotiated values as the kernel uses them, and ``fallbacks``: capability → why it is not used."""
     def statistics(self) -> dict[str, int]: ...
 
+class _SlowFile(ReadFile):
+    """Tests only: answers late."""
+
+    def __init__(self, inner: ReadFile, delay_s: float) -> None: ...
+
+def _read_loop(
+    path: str, *, direct: bool, random: bool, block_bytes: int, duration_s: float, seed: int
+) -> tuple[int, int, float]:
+    """Benches only: reads as fast as it can; returns (reads, bytes, seconds)."""
+
 def build_image(
     *,
     layers: Sequence[str] = (),
@@ -239,12 +249,21 @@ def chunk_image(
 ) -> ChunkMap:
     """Cut an image into chunks, write them to ``blob_path``, return the map."""
 
-def mount_erofs(image_path: str, target: str) -> str:
-    """Mount an EROFS image file; returns ``file+directio``, ``file`` or ``loop:/dev/loopN``. OSError."""
+def mount_erofs(image_path: str, target: str, *, by: Literal["any", "file", "loop"] = "any") -> str:
+    """Mount an EROFS image file read-only; returns ``file+directio``, ``file`` or ``loop:/dev/loopN``.
 
-def mount_overlay(lower: Sequence[str], upper: str, work: str, target: str) -> None: ...
-def mount_bind(source: str, target: str, *, recursive: bool = True, read_only: bool = False) -> None: ...
-def umount(target: str, *, lazy: bool = False) -> None: ...
+    ``by`` is ``loop`` where another overlay must fit on top of the first. OSError, IntegrityError (no EROFS image).
+    """
+
+def mount_overlay(lower: Sequence[str], upper: str, work: str, target: str) -> None:
+    """Stack ``upper`` on ``lower`` (top first) at ``target``. OSError, UsageError."""
+
+def mount_bind(source: str, target: str, *, recursive: bool = True, read_only: bool = False) -> None:
+    """Show ``source`` at ``target``, too. OSError."""
+
+def umount(target: str, *, lazy: bool = False) -> None:
+    """Unmount what lies topmost at ``target``; symbolic links are not followed. OSError."""
+
 def spawn_namespaced(
     root: str,
     argv: Sequence[str],
@@ -258,6 +277,8 @@ def spawn_namespaced(
 ) -> int:
     """Start a command in namespaces and a root of its own.
 
-    Returns the pid of the namespace's init, a child of this process that exits with the command's code. ``binds``:
-    (source, target, read only). FileNotFoundError and PermissionError come from exec; OSError from other steps.
+    Returns the pid of the namespace's init, a child of this process that exits with the command's code (128 + number
+    after a signal) and passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on. It is killed when the *thread* that called ends.
+    ``binds``: (source, target, read only); a missing target or ``cwd`` is made. OSError when the command cannot be
+    executed or ``cwd`` not be entered; UsageError that names the step when the root cannot be set up.
     """

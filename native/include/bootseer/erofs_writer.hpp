@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,6 @@ struct ErofsImage {
   std::uint64_t files = 0;             // inodes
   std::vector<std::uint64_t> extents;  // offsets at which a regular file's data starts, ascending
 };
-
-// Called now and then with the bytes written so far and those that there will be.
-using ProgressCallback = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
 
 // Deterministic: equal trees give equal bytes. Throws std::system_error (ENOSPC, …), Error(usage) for a tree
 // that EROFS cannot hold.

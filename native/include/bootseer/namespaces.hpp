@@ -9,8 +9,8 @@
 namespace bootseer {
 
 struct Bind {
-  std::string source;
-  std::string target;  // absolute, in the new root
+  std::string source;  // of the host, symbolic links followed there
+  std::string target;  // in the new root, symbolic links followed inside of it; made when it is missing
   bool read_only = false;
 };
 
@@ -18,7 +18,7 @@ struct SpawnOptions {
   std::string root;
   std::vector<std::string> argv;
   std::vector<std::string> env;  // NAME=VALUE
-  std::string cwd = "/";
+  std::string cwd = "/";         // made when it is missing
   std::vector<Bind> binds;
   std::string hostname;
   uid_t uid = 0;
@@ -27,8 +27,13 @@ struct SpawnOptions {
 
 // Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The
 // returned child is the namespace's init: it passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the command,
-// reaps, and exits with the command's code (128 + number after a signal). Throws std::system_error when a
-// step or exec fails.
+// reaps, and exits with the command's code (128 + number after a signal). It is killed, and with it all of
+// the namespace, when the *thread* that called this ends (PR_SET_PDEATHSIG): call it from a thread that
+// stays.
+//
+// Throws std::system_error when the command cannot be executed or its working directory not be entered, and
+// Error(usage) that names the step when the root cannot be set up. Separates what an image sees, not what a
+// hostile root user in it can do.
 pid_t spawn_namespaced(const SpawnOptions& options);
 
 }  // namespace bootseer

@@ -15,6 +15,14 @@
 
 namespace bootseer {
 
+// Called now and then with the bytes done so far and those that there are to do. What it throws passes
+// through.
+using ProgressCallback = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
+
+// Whether an image keeps this extended attribute: not what the kernel makes up for a mount, not labels that
+// only the policy of the machine of origin understands.
+bool keeps_xattr(const std::string& name);
+
 // One inode. Several names may share it (hard links).
 struct TreeNode {
   std::uint32_t mode = 0;
@@ -43,16 +51,18 @@ class Tree {
  public:
   Tree();
 
-  // Walks a directory; nothing outside of it is followed. Throws std::system_error, Error(usage).
+  // Walks a directory; no symbolic link below it is followed. Throws std::system_error, Error(usage).
   static Tree from_directory(const std::string& root);
 
   // Applies layer tars (plain, gzip or zstd) in order: OCI image specification 1.1, layer.md. File contents
   // go to an unlinked spool file in `spool_dir`. Throws Error(integrity) for what is no layer.
-  static Tree from_layers(const std::vector<std::string>& layers, const std::string& spool_dir);
+  static Tree from_layers(const std::vector<std::string>& layers, const std::string& spool_dir,
+                          const ProgressCallback& progress = {});
 
   TreeNode& root() noexcept { return *root_; }
 
-  // Hands the file's bytes to `sink` in order. Throws Error(usage) when a file changed while it was read.
+  // Hands the file's bytes to `sink` in order. Throws Error(usage) when the file is no longer what it was
+  // when the tree was made: half an old and half a new file is what no machine ever had.
   void read(const TreeNode& node, const std::function<void(std::span<const std::byte>)>& sink) const;
 
  private:
