@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests._node import Node, detach, wait_until
+from tests._node import Node, detach, kill, wait_until
 from tests.conftest import StoredImage
 from tests.daemon._readers import reading
 
@@ -259,7 +259,7 @@ def test_a_worker_killed_while_it_starts(node: Node, image: StoredImage, tmp_pat
             for pid in node.workers():
                 if pid not in killed:
                     killed.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
                     return True
             return False
 
@@ -312,7 +312,7 @@ def test_workers_that_are_killed_again_and_again(node: Node, image: StoredImage)
 
     def failed() -> bool:
         for pid in node.workers():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         return node.client.mounts()[0].state == "failed"
 
     wait_until(failed, "the mount is given up", 60)
@@ -339,7 +339,7 @@ def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:
 
 def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
     for pid in node.workers():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     wait_until(lambda: not node.client.status().spare_ready, "the spare is missed")
     assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw
 
