@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import io
 import os
 import signal
 import sys
@@ -10,15 +13,22 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli import doctor_cmd, image_cmd, status_cmd
+from bootseer.cli import doctor_cmd, image_cmd, run_cmd, status_cmd
 from bootseer.cli.client import Client
 from bootseer.cli.output import fail, say
 from bootseer.core import paths
-from bootseer.core.errors import BootseerError, InternalError, PermissionDeniedError
+from bootseer.core.errors import (
+    BootseerError,
+    InternalError,
+    NotFoundError,
+    PermissionDeniedError,
+    UsageError,
+)
 
 EPILOG = (
     "Exit codes: 0 ok, 1 failure, 2 usage, 3 daemon unreachable, 4 not found, 5 integrity, 6 timeout, "
-    "69 backend unavailable, 77 permission, 78 configuration. `image run` exits with the code of the command."
+    "69 backend unavailable, 77 permission, 78 configuration, 130 interrupted. `image run` exits with the code of the "
+    "command, or 125 runtime failed, 126 command not executable, 127 command not found."
 )
 
 app = typer.Typer(
@@ -31,8 +41,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(image_cmd.app, name="image", epilog=EPILOG)
-app.command("status")(status_cmd.status)
-app.command("doctor")(doctor_cmd.doctor)
+image_cmd.app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)(run_cmd.run)
+app.command("status", epilog=EPILOG)(status_cmd.status)
+app.command("doctor", epilog=EPILOG)(doctor_cmd.doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -59,32 +70,68 @@ def options(
 
 def main() -> None:
     """Entry point: every error becomes one line and an exit code."""
+    gc.disable()  # a verb is short and makes little; collecting costs a tenth of its start
+    _usable_streams()
+    sys.exit(_run())
+
+
+def _run() -> int:
     try:
         result = app(standalone_mode=False)
-        code = result if isinstance(result, int) else 0
+        sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
+        return result if isinstance(result, int) else 0
     except BootseerError as error:
-        code = fail(error)
+        return fail(error)
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+        return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout once more at its end
-        code = 128 + signal.SIGPIPE
-    except PermissionError as error:
-        code = fail(
-            PermissionDeniedError(f"{error.filename or error}: {error.strerror or 'permission denied'}")
-        )
+        _give_up_stdout()
+        return 128 + signal.SIGPIPE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        code = fail(InternalError(f"{where}{error.strerror or error}"))
+        _give_up_stdout()
+        return fail(_explained(error))
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
-            say(error.format_message())
-            code = int(error.exit_code)
-        elif type(error).__name__ == "Abort":
-            code = 130
-        else:
-            raise
-    sys.exit(code)
+        # The usage errors of typer's own copy of click, which it does not export.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            if type(error).__name__ != "NoArgsIsHelpError":
+                say(error.format_message())
+            else:
+                error.show()  # type: ignore[attr-defined]
+            return int(error.exit_code)
+        if type(error).__name__ == "Abort":
+            return 128 + signal.SIGINT
+        raise
+
+
+def _give_up_stdout() -> None:
+    """If it is broken: the interpreter flushes it once more at its end, and would complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _explained(error: OSError) -> BootseerError:
+    what = error.strerror or str(error)
+    message = f"{error.filename}: {what}" if error.filename else what
+    match error.errno:
+        case errno.EPERM | errno.EACCES:
+            return PermissionDeniedError(message, hint="run it as a user who may")
+        case errno.ENOENT:
+            return NotFoundError(message)
+        case errno.ENOTDIR | errno.EISDIR | errno.EEXIST | errno.ENAMETOOLONG | errno.ELOOP | errno.EROFS:
+            return UsageError(message)
+    return InternalError(message)
+
+
+def _usable_streams() -> None:
+    """Closed ones must not break us, nor file names that are no UTF-8."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  (for good)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

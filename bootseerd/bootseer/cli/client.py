@@ -6,13 +6,14 @@ import http.client
 import socket
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from bootseer.core import errors, wire
 
 T = TypeVar("T")
 
 _TIMEOUT_S = 60.0
+_MAX_ANSWER_BYTES = 256 << 20
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -27,7 +28,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """One daemon."""
+    """One daemon.
+
+    Every method may raise DaemonUnreachableError, TimeoutExpiredError (no answer in ``timeout_s``),
+    PermissionDeniedError, and whatever the daemon answers.
+    """
 
     def __init__(self, socket_path: Path, timeout_s: float = _TIMEOUT_S) -> None:
         self.socket_path = socket_path
@@ -47,15 +52,16 @@ class Client:
 
     def unmount(self, mount_id: str, *, lazy: bool = False) -> wire.Mount:
         """``DELETE /v1/mounts/{id}``."""
-        return self._call("DELETE", f"mounts/{mount_id}?{urlencode({'lazy': int(lazy)})}", wire.Mount)
+        query = urlencode({"lazy": int(lazy)})
+        return self._call("DELETE", f"mounts/{quote(mount_id, safe='')}?{query}", wire.Mount)
 
     def statistics(self, mount_id: str) -> dict[str, object]:
         """``GET /v1/mounts/{id}/statistics``."""
-        return self._call("GET", f"mounts/{mount_id}/statistics", dict[str, object])
+        return self._call("GET", f"mounts/{quote(mount_id, safe='')}/statistics", dict[str, object])
 
     def tell(self, mount_id: str, op: str) -> wire.Mount:
         """``POST /v1/mounts/{id}/ready`` or ``…/prefetch``."""
-        return self._call("POST", f"mounts/{mount_id}/{op}", wire.Mount)
+        return self._call("POST", f"mounts/{quote(mount_id, safe='')}/{op}", wire.Mount)
 
     def _call(self, method: str, path: str, kind: type[T], body: object = None) -> T:
         connection = _UnixConnection(self.socket_path, self._timeout_s)
@@ -63,21 +69,37 @@ class Client:
             data = None if body is None else wire.encode(body)
             connection.request(method, f"/{wire.API_VERSION}/{path}", data, {"Connection": "close"})
             response = connection.getresponse()
-            answer = response.read()
+            answer = response.read(_MAX_ANSWER_BYTES)
         except TimeoutError:
-            raise errors.TimeoutExpiredError(f"bootseerd did not answer in {self._timeout_s:.0f} s") from None
+            raise errors.TimeoutExpiredError(
+                f"bootseerd did not answer in {self._timeout_s:g} s",
+                hint=f"is it stuck? ({self.socket_path})",
+            ) from None
         except PermissionError:
             raise errors.PermissionDeniedError(
                 f"{self.socket_path} may not be used by this user", hint="run as the daemon's user"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise errors.DaemonUnreachableError(
-                f"no bootseerd answers on {self.socket_path} ({getattr(error, 'strerror', None) or error})",
+                f"no bootseerd answers on {self.socket_path} ({_reason(error)})",
                 hint="start bootseerd, or name its socket with --socket",
             ) from None
         finally:
             connection.close()
         if response.status >= 400:
-            failure = wire.decode(answer, wire.ErrorBody)
+            failure = self._decode(answer, wire.ErrorBody)
             raise errors.from_code(failure.code, failure.message, failure.hint)
-        return wire.decode(answer, kind)
+        return self._decode(answer, kind)
+
+    def _decode(self, answer: bytes, kind: type[T]) -> T:
+        try:
+            return wire.decode(answer, kind)
+        except errors.UsageError as error:
+            raise errors.DaemonUnreachableError(
+                f"what answers on {self.socket_path} is no bootseerd of this version ({error.message})",
+                hint="bootseer and bootseerd must come from one release",
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

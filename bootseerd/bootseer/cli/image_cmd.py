@@ -1,18 +1,41 @@
-"""``bootseer image …``: convert, mount, umount, run, trace, prefetch, ls, inspect."""
+"""``bootseer image …``: convert, mount, umount, trace, prefetch, ls, inspect (``run``: ``run_cmd``)."""
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bootseer.cli.client import Client
-from bootseer.cli.output import emit, emit_json, fields, progress_bar, say, size, table
-from bootseer.core import wire
-from bootseer.core.errors import NotFoundError, UsageError
+from bootseer.cli.output import (
+    Json,
+    Reference,
+    absolute,
+    emit,
+    emit_json,
+    fields,
+    progress_bar,
+    say,
+    size,
+    table,
+)
+from bootseer.cli.run_cmd import RUN_LABEL
+from bootseer.core import paths, wire
+from bootseer.core.errors import (
+    BackendUnavailableError,
+    BootseerError,
+    DaemonUnreachableError,
+    NotFoundError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from bootseer.image.resolve import ResolvedImage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,8 +43,11 @@ app = typer.Typer(
     help="Images: convert, start commands in them, look at traces.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Reference = Annotated[str, typer.Argument(help="Layout directory or http(s) URL, with :TAG or @sha256:…")]
+Target = Annotated[str, typer.Argument(help="An image reference; or a mount's id or directory.")]
+
+_MOUNT_LABEL = "mount:"  # what follows is the directory that the user named
+_RELEASE_S = 3.0  # how long the kernel may take to let go of a loop device
+_RELEASE_POLL_S = 0.05
 
 
 @app.command()
@@ -78,26 +104,39 @@ def mount(
     target: Annotated[Path, typer.Argument(help="Where the root file system appears, read-only.")],
     prefetch: Annotated[bool, typer.Option(help="Prefetch hot chunks.")] = True,
     record: Annotated[bool, typer.Option(help="Record first uses.")] = True,
+    background_fill: Annotated[bool, typer.Option(help="Fetch cold chunks when idle.")] = True,
     as_json: Json = False,
 ) -> None:
     """Mount an image's root file system read-only on a directory."""
-    from bootseer import native
+    from bootseer.image.runtime import mount_erofs
 
     client: Client = context.obj
     if not target.is_dir():
         raise UsageError(f"{target} is not a directory")
+    target = target.resolve()
+    label = f"{_MOUNT_LABEL}{target}"
+    if any(other.label == label for other in client.mounts()):
+        raise UsageError(f"an image is mounted on {target} already", hint="`bootseer image umount` it first")
     made = client.mount(
         wire.MountRequest(
-            image=_absolute(reference), prefetch=prefetch, record=record, label=f"mount:{target.absolute()}"
+            image=absolute(reference),
+            prefetch=prefetch,
+            record=record,
+            background_fill=background_fill,
+            label=label,
         )
     )
     try:
-        how = native.mount_erofs(made.image_path, str(target))
+        how = mount_erofs(made.image_path, target)
+    except BackendUnavailableError as error:
+        reason = _last_error(client, made.id)
+        client.unmount(made.id, lazy=True)
+        raise BackendUnavailableError(error.message, hint=reason or error.hint) from None
     except BaseException:
         client.unmount(made.id, lazy=True)
         raise
     if as_json:
-        emit_json({"mount": made, "target": str(target.absolute()), "erofs": how})
+        emit_json({"mount": made, "target": str(target), "erofs": how})
     else:
         emit(made.id)
 
@@ -109,96 +148,79 @@ def umount(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Detach now, end when the last user has left.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Undo ``image mount``."""
+    client: Client = context.obj
+    found = _lookup(client, target)
+    if found is None:
+        if not _is_image(Path(target).absolute(), None):
+            raise NotFoundError(
+                f"nothing of ours is mounted on {target}", hint="`bootseer image ls` lists the mounts"
+            )
+        _unmount_erofs(Path(target).absolute(), lazy=lazy)  # its daemon has lost it
+    else:
+        directory = Path(found.label.removeprefix(_MOUNT_LABEL))
+        if found.label.startswith(_MOUNT_LABEL) and _is_image(directory, found):
+            _unmount_erofs(directory, lazy=lazy)
+        _unmount_fuse(client, found, lazy=lazy)
+    if as_json:
+        emit_json({"mount": found, "lazy": lazy})
+
+
+def _unmount_erofs(directory: Path, *, lazy: bool) -> None:
     from bootseer import native
 
-    client: Client = context.obj
-    found = _find(client, target)
-    if found.label.startswith("mount:"):
-        try:
-            native.umount(found.label.removeprefix("mount:"), lazy=lazy)
-        except OSError as error:
-            if error.errno == 16:
-                raise UsageError(f"{target} is busy", hint="end its users, or use --lazy") from None
-            if error.errno != 22:  # EINVAL: somebody has unmounted it already
-                raise
-    client.unmount(found.id, lazy=lazy)
-
-
-@app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-def run(
-    context: typer.Context,
-    reference: Reference,
-    command: Annotated[
-        list[str] | None, typer.Argument(help="After --: the command; default: the image's.")
-    ] = None,
-    runtime: Annotated[str, typer.Option(help="auto, runc, crun or namespaces.")] = "auto",
-    prefetch: Annotated[bool, typer.Option(help="Prefetch hot chunks.")] = True,
-    record: Annotated[bool, typer.Option(help="Record first uses.")] = True,
-    background_fill: Annotated[bool, typer.Option(help="Fetch cold chunks when idle.")] = True,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE.")] = None,
-    workdir: Annotated[str, typer.Option("--workdir", "-w", help="Working directory in the image.")] = "",
-    user: Annotated[str, typer.Option("--user", "-u", help="UID[:GID] or names of the image.")] = "",
-    hostname: Annotated[str, typer.Option(help="Host name in the container.")] = "",
-    volume: Annotated[list[str] | None, typer.Option("--volume", "-v", help="SRC:DST[:ro].")] = None,
-) -> int:
-    """Run a command in an image, on a writable overlay that is thrown away. Exits with the command's code."""
-    from bootseer.image import runtime as runtimes
-
-    client: Client = context.obj
-    environment = {}
-    for entry in env or []:
-        name, separator, value = entry.partition("=")
-        if not separator or not name:
-            raise UsageError(f"{entry!r} is not NAME=VALUE")
-        environment[name] = value
-    chosen = runtimes.choose(runtime)
-    wanted = runtimes.Command(
-        argv=command[1:] if command and command[0] == "--" else command or [],
-        env=environment,
-        workdir=workdir,
-        user=user,
-        hostname=hostname,
-        volumes=[runtimes.Volume.parse(text) for text in volume or []],
-    )
-    request = wire.MountRequest(
-        image=_absolute(reference),
-        prefetch=prefetch,
-        record=record,
-        background_fill=background_fill,
-        label="run",
-    )
-    made = client.mount(request)
     try:
-        with (
-            runtimes.temporary_work_dir() as work_dir,
-            runtimes.root_file_system(made.image_path, work_dir) as root,
-        ):
-            return runtimes.run(root, made.config, wanted, chosen, work_dir)
-    finally:
-        client.unmount(made.id, lazy=True)
+        native.umount(str(directory), lazy=lazy)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise UsageError(f"{directory} is busy", hint="end its users, or use --lazy") from None
+        raise
+
+
+def _unmount_fuse(client: Client, found: wire.Mount, *, lazy: bool) -> None:
+    """Loop devices let go of a file some time after their last user."""
+    deadline = time.monotonic() + _RELEASE_S
+    while True:
+        try:
+            client.unmount(found.id, lazy=lazy)
+            return
+        except UsageError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RELEASE_POLL_S)
+
+
+def _is_image(directory: Path, found: wire.Mount | None) -> bool:
+    """Whether what is mounted on a directory, topmost, is an EROFS image of ours (of ``found``)."""
+    from bootseer.image.runtime import mounted_on
+
+    file_system, source = mounted_on(directory)
+    if file_system != "erofs":
+        return False
+    of_file = source == found.image_path if found is not None else source.endswith("/image.erofs")
+    return of_file or source.startswith("/dev/loop")
 
 
 @app.command()
 def trace(
     context: typer.Context,
-    reference: Reference,
-    top: Annotated[int, typer.Option(help="How many first uses to show; 0: all.")] = 20,
+    target: Target,
+    top: Annotated[int, typer.Option(min=0, help="How many first uses to show; 0: all.")] = 20,
     as_json: Json = False,
 ) -> None:
     """What the starts of an image touched first: the union of the last recordings."""
     from bootseer import native
-    from bootseer.image.resolve import resolve
     from bootseer.image.traces import TraceStore
 
     client: Client = context.obj
-    state_dir = Path(client.status().state_dir)
-    image = resolve(_absolute(reference), state_dir=state_dir)
-    store = TraceStore(state_dir)
-    merged = store.merged(image.manifest_digest)
-    if merged is None:
-        raise NotFoundError(f"{reference} has no trace yet", hint="`bootseer image run` records one")
+    state_dir = _state_dir(client)
+    image = _image(client, target, state_dir)
+    recordings = TraceStore(state_dir).recordings(image.manifest_digest)
+    if not recordings:
+        raise NotFoundError(f"{target} has no trace yet", hint="`bootseer image run` records one")
+    merged = native.Trace.merge(recordings)
     chunk_map = native.ChunkMap.parse(image.chunk_map)
     records = merged.records()
     plan = merged.plan(chunk_map)
@@ -207,7 +229,7 @@ def trace(
         emit_json(
             {
                 "digest": image.manifest_digest,
-                "recordings": len(store.recordings(image.manifest_digest)),
+                "recordings": len(recordings),
                 "hot_chunks": len(plan),
                 "hot_bytes": hot_bytes,
                 "chunks": chunk_map.chunk_count,
@@ -220,7 +242,7 @@ def trace(
         return
     fields(
         [
-            ("recordings", len(store.recordings(image.manifest_digest))),
+            ("recordings", len(recordings)),
             ("hot", f"{len(plan)} of {chunk_map.chunk_count} chunks, {size(hot_bytes)} to fetch"),
             ("span", f"{max(t for *_, t in records) / 1e9:.3f} s"),
             ("readers", ", ".join(f"{pid}: {n}" for pid, n in Counter(r[2] for r in records).most_common(5))),
@@ -236,24 +258,17 @@ def trace(
 @app.command()
 def prefetch(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="An image reference; or a mount's id or directory.")],
+    target: Target,
     everything: Annotated[bool, typer.Option("--all", help="All chunks, not only the hot ones.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch the hot chunks of an image into the node's cache: of a mounted one, or ahead of any mount."""
+    """Fetch the hot chunks of an image into the node's cache, ahead of any mount or beside one."""
     from bootseer import native
-    from bootseer.image.resolve import resolve
     from bootseer.image.traces import TraceStore
 
     client: Client = context.obj
-    mounted = [found for found in client.mounts() if _is_target(found, target)]
-    if mounted and not everything:
-        client.tell(mounted[0].id, "prefetch")
-        if as_json:
-            emit_json(mounted[0])
-        return
-    state_dir = Path(client.status().state_dir)
-    image = resolve(_absolute(mounted[0].image if mounted else target), state_dir=state_dir)
+    state_dir = _state_dir(client)
+    image = _image(client, target, state_dir)
     chunk_map = native.ChunkMap.parse(image.chunk_map)
     if everything:
         plan = [(chunk, 0) for chunk in range(chunk_map.chunk_count)]
@@ -286,50 +301,67 @@ def prefetch(
 
 @app.command("ls")
 def list_images(context: typer.Context, as_json: Json = False) -> None:
-    """Mounted images."""
+    """Images that this node knows, and where they are mounted."""
+    from bootseer.image.inventory import known_images
+
     client: Client = context.obj
     mounts = client.mounts()
+    images = known_images(_state_dir(client))
     if as_json:
-        emit_json(mounts)
+        emit_json({"images": [asdict(image) for image in images], "mounts": mounts})
         return
     table(
-        ("MOUNT", "STATE", "IMAGE", "DIGEST", "WHERE"),
+        ("DIGEST", "SIZE", "STORED", "CACHED", "TRACES", "IMAGE"),
         [
-            (m.id, m.state, m.image, m.digest[:19], m.label.removeprefix("mount:") or m.fuse_mountpoint)
-            for m in mounts
+            (
+                image.digest.removeprefix("sha256:")[:12],
+                size(image.image_bytes),
+                size(image.blob_bytes),
+                f"{image.cached_bytes / max(image.image_bytes, 1):.0%}",
+                image.recordings,
+                image.reference or "-",
+            )
+            for image in images
         ],
+    )
+    emit("")
+    table(
+        ("MOUNT", "STATE", "IMAGE", "DIGEST", "WHERE"),
+        [(m.id, m.state, m.image, m.digest.removeprefix("sha256:")[:12], _where(m)) for m in mounts],
     )
 
 
+def _where(found: wire.Mount) -> str:
+    if found.label.startswith(_MOUNT_LABEL):
+        return found.label.removeprefix(_MOUNT_LABEL)
+    if found.label.startswith(RUN_LABEL):
+        return f"image run, pid {found.label.split(':')[1]}"
+    return found.fuse_mountpoint
+
+
 @app.command()
-def inspect(
-    context: typer.Context,
-    reference: Annotated[
-        str, typer.Argument(help="An image reference, or the id of a mount for its statistics.")
-    ],
-    as_json: Json = False,
-) -> None:
+def inspect(context: typer.Context, target: Target, as_json: Json = False) -> None:
     """An image's manifest, sizes and chunks; or the statistics of a mount."""
     client: Client = context.obj
-    if "/" not in reference and not Path(reference).exists():
-        statistics = client.statistics(_find(client, reference).id)
+    if (found := _lookup(client, target, needed=False)) is not None:
+        statistics = client.statistics(found.id)
         if as_json:
-            emit_json(statistics)
+            emit_json({"mount": found, "statistics": statistics})
         else:
+            fields([("mount", found.id), ("image", found.image), ("digest", found.digest)])
             fields(sorted(statistics.items()))
         return
     from bootseer import native
-    from bootseer.image.resolve import resolve
+    from bootseer.image.inventory import summarize
 
-    image = resolve(_absolute(reference))
+    state_dir = _state_dir(client, needed=False)
+    image = _image(client, target, state_dir)
     chunk_map = native.ChunkMap.parse(image.chunk_map)
     values: dict[str, Any] = {
         "digest": image.manifest_digest,
-        "image_bytes": chunk_map.image_bytes,
-        "meta_bytes": chunk_map.meta_bytes,
-        "blob_bytes": chunk_map.blob_bytes,
+        **summarize(chunk_map),
         "blob_digest": image.blob_digest,
-        "chunks": chunk_map.chunk_count,
+        "blob_uri": image.blob_uri,
         "annotations": image.annotations,
         "config": image.config,
     }
@@ -339,21 +371,46 @@ def inspect(
     fields((name, size(value) if name.endswith("_bytes") else value) for name, value in values.items())
 
 
-def _absolute(reference: str) -> str:
-    """The daemon has another working directory."""
-    return reference if "://" in reference else str(Path(reference).absolute())
+def _state_dir(client: Client, *, needed: bool = True) -> Path:
+    """The daemon's; without a daemon, where ``needed`` is false, the usual one."""
+    try:
+        return Path(client.status().state_dir)
+    except DaemonUnreachableError:
+        if needed:
+            raise
+        return paths.state_dir()
 
 
-def _find(client: Client, target: str) -> wire.Mount:
-    for found in client.mounts():
-        if _is_target(found, target):
+def _image(client: Client, target: str, state_dir: Path) -> ResolvedImage:
+    """An image by reference, or that of a mount: then exactly the one that is mounted."""
+    from bootseer.image.reference import Reference as ImageReference
+    from bootseer.image.reference import parse
+    from bootseer.image.resolve import resolve
+
+    found = _lookup(client, target, needed=False)
+    if found is None:
+        return resolve(absolute(target), state_dir=state_dir if state_dir.is_dir() else None)
+    pinned = ImageReference(parse(found.image).location, digest=found.digest)
+    return resolve(str(pinned), state_dir=state_dir)
+
+
+def _lookup(client: Client, target: str, *, needed: bool = True) -> wire.Mount | None:
+    """The mount that a user means by an id or a directory, the newest first."""
+    try:
+        mounts = client.mounts()
+    except DaemonUnreachableError:
+        if needed:
+            raise
+        return None
+    places = {str(Path(target).absolute()), str(Path(target).resolve())}
+    for found in reversed(mounts):
+        if target == found.id or places & {found.label.removeprefix(_MOUNT_LABEL), found.fuse_mountpoint}:
             return found
-    raise NotFoundError(
-        f"nothing of ours is mounted on {target}", hint="`bootseer image ls` lists the mounts"
-    )
+    return None
 
 
-def _is_target(found: wire.Mount, target: str) -> bool:
-    """Whether a user means this mount by an id or a directory."""
-    absolute = str(Path(target).absolute())
-    return target == found.id or absolute in {found.label.removeprefix("mount:"), found.fuse_mountpoint}
+def _last_error(client: Client, mount_id: str) -> str:
+    try:
+        return str(client.statistics(mount_id).get("file.last_error", ""))
+    except BootseerError:
+        return ""

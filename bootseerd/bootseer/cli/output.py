@@ -6,19 +6,33 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import msgspec
+import typer
 
 from bootseer.core.errors import BootseerError
 
-JSON_VERSION = 1
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Reference = Annotated[str, typer.Argument(help="Layout directory or http(s) URL, with :TAG or @sha256:…")]
+
+
+def absolute(reference: str) -> str:
+    """A reference for the daemon, which has another working directory."""
+    return reference if "://" in reference else str(Path(reference).absolute())
 
 
 def emit_json(value: object) -> None:
-    """One JSON document; records become objects. Keys are stable within ``JSON_VERSION``."""
+    """One JSON document on stdout; records become objects. Keys are never renamed or removed."""
     json.dump(msgspec.to_builtins(value), sys.stdout, indent=2)
     sys.stdout.write("\n")
+
+
+def emit_json_line(value: object) -> None:
+    """One line of JSON on stderr, for verbs whose stdout belongs to somebody else."""
+    sys.stderr.write(json.dumps(msgspec.to_builtins(value)) + "\n")
+    sys.stderr.flush()
 
 
 def emit(line: str) -> None:
@@ -28,14 +42,13 @@ def emit(line: str) -> None:
 
 def say(line: str) -> None:
     """One line beside the result."""
-    sys.stderr.write(f"bootseer: {line}\n")
+    sys.stderr.write(f"bootseer: {' '.join(line.split())}\n")
     sys.stderr.flush()
 
 
 def fail(error: BootseerError) -> int:
     """Print an error as one line; returns its exit code."""
-    message = " ".join(str(error.message).split())
-    say(f"{message} ({error.hint})" if error.hint else message)
+    say(f"{error.message} ({error.hint})" if error.hint else error.message)
     return error.exit_code
 
 

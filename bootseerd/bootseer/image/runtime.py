@@ -1,114 +1,228 @@
 """A command in an image: EROFS on the FUSE file, an overlay on it, and a container runtime.
 
 Everything is undone in reverse order, whatever happens in between. Runtimes: ``runc`` and ``crun`` (an OCI runtime
-bundle, specification 1.0) or plain namespaces (``native.spawn_namespaced``).
+bundle, specification 1.0) or plain namespaces (``native.spawn_namespaced``: no cgroup, no limited capabilities).
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import json
 import os
+import platform
+import re
 import secrets
 import shutil
-import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from bootseer import native
-from bootseer.core.errors import ConfigError, UsageError
+from bootseer.core import paths
+from bootseer.core.errors import (
+    BackendUnavailableError,
+    BootseerError,
+    ConfigError,
+    IntegrityError,
+    PermissionDeniedError,
+    UsageError,
+)
+from bootseer.image.bundle import (
+    Command,
+    NotExecutableError,
+    ProgramNotFoundError,
+    Volume,
+    check_program,
+    host_volumes,
+    inside,
+    make_directory,
+    resolve_process,
+    runtime_config,
+)
+from bootseer.image.signals import Interrupted, Signals
 
-RuntimeName = Literal["runc", "crun", "namespaces"]
-RUNTIMES: tuple[RuntimeName, ...] = ("runc", "crun", "namespaces")
-
-NOT_EXECUTABLE, NOT_FOUND = 126, 127  # what shells and container engines exit with
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What container engines grant by default.
-_CAPABILITIES = [
-    f"CAP_{name}"
-    for name in [
-        "AUDIT_WRITE",
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_CHROOT",
-    ]
+__all__ = [
+    "RUNTIMES",
+    "Command",
+    "Interrupted",
+    "RuntimeFailedError",
+    "RuntimeName",
+    "Signals",
+    "Volume",
+    "choose",
+    "detach_others",
+    "forget",
+    "mount_erofs",
+    "mounted_erofs",
+    "mounted_on",
+    "overlay",
+    "private_mounts",
+    "probe",
+    "remove_abandoned",
+    "root_file_system",
+    "run",
+    "select",
+    "temporary_work_dir",
+    "unmount",
 ]
 
+RuntimeName = Literal["runc", "crun", "namespaces"]
+# In the order of preference: crun needs a few milliseconds where runc needs tens; namespaces isolate least.
+RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "namespaces")
 
-@dataclass(frozen=True)
-class Volume:
-    """A bind mount: ``source`` of the host at ``target`` in the image."""
-
-    source: str
-    target: str
-    read_only: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Volume:
-        """``SRC:DST[:ro|rw]``."""
-        source, _, rest = text.partition(":")
-        target, _, mode = rest.partition(":")
-        if not source or not target.startswith("/") or mode not in {"", "ro", "rw"}:
-            raise UsageError(f"{text!r} is no volume", hint="SRC:DST or SRC:DST:ro")
-        if not Path(source).exists():
-            raise UsageError(f"volume source {source} does not exist")
-        return cls(str(Path(source).absolute()), target, mode == "ro")
+_PROBE_TIMEOUT_S = 10.0
+_FORGET_FAILURE_S = 3600.0  # a machine may have been repaired meanwhile
+_WORK_PREFIX = "bootseer-run-"
+_LOCK = "lock"
+_CLONE_NEWNS = 0x20000  # sched.h
+_MS_SLAVE, _MS_REC = 1 << 19, 1 << 14  # sys/mount.h
 
 
-@dataclass(frozen=True)
-class Command:
-    """What runs in the image. Fields left empty come from the image's config."""
+class RuntimeFailedError(BootseerError):
+    """A container runtime could not start the command."""
 
-    argv: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str = ""
-    user: str = ""
-    hostname: str = ""
-    volumes: Sequence[Volume] = ()
+    code = "runtime"
+    exit_code = 125  # as container engines
+
+
+# -- file systems --------------------------------------------------------------------------------------------------
+
+
+def private_mounts() -> None:
+    """Give this process a mount namespace of its own, which still follows the host's.
+
+    What is mounted from here on is seen by nobody else and is gone with the last process that uses it, even after
+    SIGKILL. For a program whose only thread is the caller.
+    """
+    if os.geteuid() != 0:
+        raise PermissionDeniedError("this user may not mount", hint="run it as root")
+    libc = ctypes.CDLL(None, use_errno=True)
+    for result in (
+        libc.unshare(_CLONE_NEWNS),
+        libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None),
+    ):
+        if result != 0:
+            raise PermissionDeniedError(
+                f"no mount namespace: {os.strerror(ctypes.get_errno())}", hint="mounting needs root"
+            )
+
+
+def detach_others(own: Path, volumes: Sequence[Volume]) -> None:
+    """In our own mount namespace, let go of what other mounts' workers serve.
+
+    A copy of a mount keeps its worker alive, for as long as our command runs. Not those that a volume comes from.
+    """
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")  # proc_pid_mountinfo(5)
+        path = _unescape(fields.split(" ")[4])
+        is_ours = rest.startswith("fuse.bootseer ") and path != str(own)
+        if is_ours and not any(Path(volume.source).is_relative_to(path) for volume in volumes):
+            with suppress(OSError):
+                native.umount(path, lazy=True)
+
+
+def mounted_on(directory: Path) -> tuple[str, str]:
+    """File system type and source of what is mounted on a directory, topmost; empty when nothing is."""
+    found = "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if _unescape(fields.split(" ")[4]) == str(directory):
+            file_system, source, *_ = rest.split(" ")
+            found = file_system, _unescape(source)
+    return found
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 @contextmanager
-def root_file_system(image_path: str, work_dir: Path) -> Iterator[Path]:
-    """Mount an EROFS image and a fresh writable overlay over it; yields the root."""
-    with mounted_erofs(image_path, work_dir / "image"), overlay(work_dir / "image", work_dir) as root:
+def root_file_system(image_path: str, work_dir: Path, keep_in: Path | None = None) -> Iterator[Path]:
+    """Mount an EROFS image and a writable overlay over it; yields the root. Errors: as :func:`mounted_erofs`."""
+    lower = work_dir / "image"
+    with mounted_erofs(image_path, lower), overlay(lower, work_dir, keep_in=keep_in) as root:
         yield root
 
 
 @contextmanager
 def mounted_erofs(image_path: str, target: Path) -> Iterator[str]:
-    """Mount an EROFS image; yields the way it was mounted."""
+    """Mount an EROFS image; yields the way it was mounted.
+
+    BackendUnavailableError: the image cannot be read. IntegrityError: it is no EROFS. ConfigError: the kernel has none.
+    """
     target.mkdir(parents=True, exist_ok=True)
-    how = native.mount_erofs(image_path, str(target))
+    how = mount_erofs(image_path, target)
     try:
         yield how
     finally:
         unmount(target)
 
 
-@contextmanager
-def overlay(lower: Path, work_dir: Path) -> Iterator[Path]:
-    """A writable view of ``lower``; what is written goes to ``work_dir/upper`` and is thrown away by the caller."""
-    root = work_dir / "root"
-    for path in (root, work_dir / "upper", work_dir / "work"):
-        path.mkdir(parents=True, exist_ok=True)
-    native.mount_overlay([str(lower)], str(work_dir / "upper"), str(work_dir / "work"), str(root))
+def mount_erofs(image_path: str, target: Path) -> str:
+    """Mount an EROFS image until somebody unmounts it; returns the way. Errors: as :func:`mounted_erofs`."""
     try:
-        yield root
+        return native.mount_erofs(image_path, str(target))
+    except OSError as error:
+        what = f"the image cannot be mounted: {os.strerror(error.errno or 0)}"
+        match error.errno:
+            case errno.EIO | errno.ETIMEDOUT | errno.ENOTCONN:
+                raise BackendUnavailableError(what, hint="the origin does not deliver its metadata") from None
+            case errno.EINVAL | errno.EUCLEAN | errno.EOPNOTSUPP:
+                raise IntegrityError(what, hint="is it an EROFS image that this kernel knows?") from None
+            case errno.ENODEV:
+                raise ConfigError(what, hint="this kernel has no EROFS, see `bootseer doctor`") from None
+            case errno.EPERM | errno.EACCES:
+                raise PermissionDeniedError(what, hint="mounting needs root") from None
+            case _:
+                raise
+
+
+@contextmanager
+def overlay(lower: Path, work_dir: Path, *, keep_in: Path | None = None) -> Iterator[Path]:
+    """A writable view of ``lower``, seen at ``work_dir/root``.
+
+    What is written goes to ``upper`` in ``keep_in``, or in ``work_dir``, which the caller throws away. UsageError when
+    another run uses ``keep_in``, or when its file system cannot hold an overlay.
+    """
+    root = work_dir / "root"
+    store = work_dir if keep_in is None else keep_in
+    for path in (root, store / "upper", store / "work"):
+        path.mkdir(parents=True, exist_ok=True)
+    with _only_user(store):
+        try:
+            native.mount_overlay([str(lower)], str(store / "upper"), str(store / "work"), str(root))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise UsageError(
+                f"the file system of {store} cannot hold what a command writes",
+                hint="overlayfs needs a local one: set TMPDIR, or give --upper",
+            ) from None
+        try:
+            yield root
+        finally:
+            unmount(root)
+
+
+@contextmanager
+def _only_user(store: Path) -> Iterator[None]:
+    """Two overlays on one upper directory would corrupt each other; the kernel only warns."""
+    fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UsageError(f"another command runs on {store}") from None
     finally:
-        unmount(root)
+        os.close(fd)
 
 
 def unmount(target: Path) -> None:
@@ -116,171 +230,280 @@ def unmount(target: Path) -> None:
     try:
         native.umount(str(target))
     except OSError:
-        native.umount(str(target), lazy=True)
+        with suppress(OSError):  # not mounted any more
+            native.umount(str(target), lazy=True)
 
 
-def choose(wanted: str) -> RuntimeName:
-    """The runtime for ``auto``: the first that this machine has and that works with its cgroups."""
+@contextmanager
+def temporary_work_dir(base: Path | None = None, *, keep: bool = False) -> Iterator[Path]:
+    """A directory for overlay, bundle and runtime state, removed at the end unless ``keep``."""
+    if base is not None:
+        base.mkdir(parents=True, exist_ok=True)
+    work_dir = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=base)).resolve()
+    # Held as long as we live, and by a command in plain namespaces as long as that lives.
+    lock = os.open(work_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield work_dir
+    finally:
+        if keep:
+            (work_dir / _LOCK).unlink(missing_ok=True)
+        else:
+            remove_tree(work_dir)
+        os.close(lock)
+
+
+def remove_abandoned(base: Path | None = None) -> None:
+    """Remove what runs left that were killed outright. A container that still runs keeps its files."""
+    for work_dir in (base or Path(tempfile.gettempdir())).glob(f"{_WORK_PREFIX}*"):
+        try:
+            lock = os.open(work_dir / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_uid == os.geteuid() and _delete_stopped(work_dir / "runtime"):
+                remove_tree(work_dir)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+
+
+def _delete_stopped(state_dir: Path) -> bool:
+    """Have the runtime forget its containers; not those that run."""
+    if not state_dir.exists():
+        return True
+    for container in state_dir.iterdir():
+        for name in ("runc", "crun"):
+            if shutil.which(name) is not None:
+                command = [name, "--root", str(state_dir), "delete", container.name]
+                subprocess.run(command, check=False, capture_output=True, timeout=_PROBE_TIMEOUT_S)
+        if container.exists():
+            return False
+    return True
+
+
+def remove_tree(work_dir: Path) -> None:
+    """Remove a work directory, but nothing that is still mounted below it."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if Path(_unescape(line.split(" ")[4])).is_relative_to(work_dir):
+            return
+    shutil.rmtree(work_dir, ignore_errors=True)
+
+
+# -- which runtime -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a runtime did when it was asked to create a container. ``why`` is empty when it works."""
+
+    works: bool
+    start_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runtime to use, and those that were preferred but do not work here, with the reason."""
+
+    name: RuntimeName
+    skipped: Mapping[str, str]
+    is_new: bool = False  # found out just now, not remembered
+
+
+def choose(wanted: str, memory: Path | None = None) -> RuntimeName:
+    """The name of what :func:`select` selects."""
+    return select(wanted, memory).name
+
+
+def select(wanted: str, memory: Path | None = None) -> Selection:
+    """A runtime by name, or for ``auto`` the first of :data:`RUNTIMES` that is installed and works.
+
+    Whether one works is found out once and remembered in ``memory`` (default: beside the daemon's socket) for as long
+    as the machine runs and the program is the same. UsageError, ConfigError.
+    """
     if wanted == "auto":
-        return next((name for name in ("runc", "crun") if shutil.which(name) and _works(name)), "namespaces")
-    if wanted not in RUNTIMES:
-        raise UsageError(f"{wanted!r} is no runtime", hint=f"one of auto, {', '.join(RUNTIMES)}")
-    if wanted != "namespaces" and shutil.which(wanted) is None:
-        raise ConfigError(f"{wanted} is not installed", hint=f"apt install {wanted}")
-    return wanted
+        return _select_working(memory or default_memory())
+    for name in RUNTIMES:
+        if name == wanted:
+            if name != "namespaces" and shutil.which(name) is None:
+                raise ConfigError(f"{name} is not installed", hint=f"apt install {name}")
+            return Selection(name, {})
+    raise UsageError(f"{wanted!r} is no runtime", hint=f"one of auto, {', '.join(RUNTIMES)}")
 
 
-def _works(name: str) -> bool:
-    # crun refuses a hybrid cgroup hierarchy (v1 controllers beside v2); runc works with it.
-    return name != "crun" or Path("/sys/fs/cgroup/cgroup.controllers").exists()
+def default_memory() -> Path:
+    """Beside the daemon's socket."""
+    return paths.socket_path().parent / "runtimes.json"
 
 
-def run(root: Path, config: Mapping[str, Any], command: Command, runtime: RuntimeName, work_dir: Path) -> int:
+def _select_working(memory: Path) -> Selection:
+    known = _recall(memory)
+    skipped: dict[str, str] = {}
+    is_new = False
+    for name in RUNTIMES:
+        program = shutil.which(name)
+        if name == "namespaces":
+            return Selection(name, skipped, is_new)
+        if program is None:
+            continue
+        key = _identity(program)
+        found = known.get(key)
+        if found is None:
+            found = probe(name)
+            is_new = True
+            known[key] = found
+            _remember(memory, known)
+        if found.works:
+            return Selection(name, skipped, is_new)
+        skipped[name] = found.why
+    raise AssertionError("namespaces come last")
+
+
+def probe(name: RuntimeName) -> Probe:
+    """Have a runtime create a container and delete it again, without running anything in it."""
+    container = f"bootseer-probe-{secrets.token_hex(4)}"
+    with temporary_work_dir() as work_dir:
+        root = work_dir / "root"
+        root.mkdir()
+        (root / "program").touch(0o755)  # looked for, never executed
+        process = resolve_process(root, {}, Command(["/program"]))
+        (work_dir / "config.json").write_text(json.dumps(runtime_config(root, process, Command([]))))
+        state = [name, "--root", str(work_dir / "runtime")]
+        log = work_dir / "log"
+        started = time.monotonic()
+        try:
+            with log.open("wb") as output:
+                create = [*state, "create", "--bundle", str(work_dir), container]
+                _quiet(create, output)
+                start_s = time.monotonic() - started
+                _quiet([*state, "delete", "--force", container], output)
+            return Probe(True, round(start_s, 4))
+        except (OSError, subprocess.SubprocessError) as error:
+            _quiet([*state, "delete", "--force", container], subprocess.DEVNULL, check=False)
+            lines = log.read_text(errors="replace").splitlines()
+            return Probe(False, why=(lines[-1] if lines else str(error))[:200])
+
+
+def _quiet(argv: list[str], output: Any, *, check: bool = True) -> None:
+    subprocess.run(
+        argv,
+        check=check,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=output,
+        timeout=_PROBE_TIMEOUT_S,
+    )
+
+
+def _identity(program: str) -> str:
+    """Changes with whatever may change the answer: the program, the kernel, a reboot (other cgroups)."""
+    status = Path(program).stat()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{program}:{status.st_mtime_ns}:{status.st_size}:{platform.release()}:{boot}"
+
+
+def _recall(memory: Path) -> dict[str, Probe]:
+    try:
+        fresh = time.time() - memory.stat().st_mtime < _FORGET_FAILURE_S
+        known = {str(key): Probe(**value) for key, value in json.loads(memory.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    return {key: found for key, found in known.items() if found.works or fresh}
+
+
+def _remember(memory: Path, known: Mapping[str, Probe]) -> None:
+    """Best effort: without memory, the next start finds out again."""
+    text = json.dumps({key: vars(found) for key, found in known.items()})
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
+        temporary.write_text(text)
+        temporary.replace(memory)
+
+
+def forget(memory: Path | None = None) -> None:
+    """Find out again what works."""
+    (memory or default_memory()).unlink(missing_ok=True)
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+
+
+def run(
+    root: Path,
+    config: Mapping[str, Any],
+    command: Command,
+    runtime: RuntimeName,
+    work_dir: Path,
+    signals: Signals | None = None,
+) -> int:
     """Run to the end; returns what a shell would show (128 + signal number for a death by signal).
 
-    SIGINT, SIGTERM, SIGHUP and SIGQUIT that arrive meanwhile are passed on to the command.
+    Signals that arrive meanwhile are passed on to the command (:mod:`bootseer.image.signals`). ProgramNotFoundError,
+    NotExecutableError, UsageError and IntegrityError before anything has started; RuntimeFailedError when the runtime
+    could not start it, after having said why on stderr.
     """
     process = resolve_process(root, config, command)
-    if runtime == "namespaces":
-        return _run_namespaces(root, process, command)
-    return _run_oci(root, process, command, runtime, work_dir)
-
-
-def resolve_process(root: Path, config: Mapping[str, Any], command: Command) -> dict[str, Any]:
-    """The ``process`` object of the OCI runtime specification for a command in an image."""
-    image = config.get("config") or {}
-    environment = dict(entry.partition("=")[::2] for entry in image.get("Env") or [])
-    environment.setdefault("PATH", _PATH)
-    environment |= command.env
-    argv = list(command.argv) or [*(image.get("Entrypoint") or []), *(image.get("Cmd") or [])]
-    if not argv:
-        raise UsageError("no command", hint="the image has no default command either; give one after --")
-    uid, gid = _resolve_user(root, command.user or image.get("User") or "")
-    capabilities = _CAPABILITIES if uid == 0 else []
-    return {
-        "terminal": False,
-        "user": {"uid": uid, "gid": gid},
-        "args": argv,
-        "env": [f"{name}={value}" for name, value in environment.items()],
-        "cwd": command.workdir or image.get("WorkingDir") or "/",
-        "capabilities": {kind: capabilities for kind in ("bounding", "effective", "permitted")},
-        "noNewPrivileges": False,
-    }
-
-
-def _resolve_user(root: Path, user: str) -> tuple[int, int]:
-    """``uid[:gid]`` or names of the image's own passwd and group files."""
-    name, _, group = user.partition(":")
-    uid, gid = 0, 0
-    if name:
-        entries = _colon_file(root / "etc/passwd")
-        entry = next((e for e in entries if len(e) > 3 and name in {e[0], e[2]}), None)
-        if entry is not None:
-            uid, gid = int(entry[2]), int(entry[3])
-        elif name.isdecimal():
-            uid = int(name)
-        else:
-            raise UsageError(f"the image has no user {name}")
-    if group:
-        entry = next(
-            (e for e in _colon_file(root / "etc/group") if len(e) > 2 and group in {e[0], e[2]}), None
-        )
-        if entry is None and not group.isdecimal():
-            raise UsageError(f"the image has no group {group}")
-        gid = int(entry[2]) if entry is not None else int(group)
-    return uid, gid
-
-
-def _colon_file(path: Path) -> list[list[str]]:
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return []
-    return [line.split(":") for line in text.splitlines()]
-
-
-def runtime_config(root: Path, process: Mapping[str, Any], command: Command) -> dict[str, Any]:
-    """config.json of an OCI runtime bundle. The network is the host's: a training job needs its fabric."""
-    plain = ["nosuid", "noexec", "nodev"]
-    mounts: list[dict[str, Any]] = [
-        {"destination": "/proc", "type": "proc", "source": "proc"},
-        {
-            "destination": "/dev",
-            "type": "tmpfs",
-            "source": "tmpfs",
-            "options": ["nosuid", "mode=755", "size=65536k"],
-        },
-        {
-            "destination": "/dev/pts",
-            "type": "devpts",
-            "source": "devpts",
-            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
-        },
-        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*plain, "mode=1777"]},
-        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": plain},
-        {"destination": "/sys", "type": "none", "source": "/sys", "options": ["rbind", *plain, "ro"]},
-    ]
-    binds = (
-        [Volume("/etc/resolv.conf", "/etc/resolv.conf", True)] if Path("/etc/resolv.conf").exists() else []
-    )
-    for volume in [*binds, *command.volumes]:
-        options = ["rbind", "ro" if volume.read_only else "rw"]
-        mounts.append(
-            {"destination": volume.target, "type": "none", "source": volume.source, "options": options}
-        )
-    return {
-        "ociVersion": "1.0.2",
-        "process": dict(process),
-        "root": {"path": str(root), "readonly": False},
-        "hostname": command.hostname or "bootseer",
-        "mounts": mounts,
-        "linux": {
-            "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
-            "resources": {"devices": [{"allow": True, "access": "rwm"}]},
-            "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/timer_list"],
-            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger"],
-        },
-    }
+    check_program(root, process)
+    make_directory(root, process["cwd"])
+    start = _run_namespaces if runtime == "namespaces" else _run_oci
+    if signals is not None:
+        return start(root, process, command, runtime, work_dir, signals)
+    with Signals() as own:
+        return start(root, process, command, runtime, work_dir, own)
 
 
 def _run_oci(
-    root: Path, process: Mapping[str, Any], command: Command, runtime: RuntimeName, work_dir: Path
+    root: Path,
+    process: Mapping[str, Any],
+    command: Command,
+    runtime: RuntimeName,
+    work_dir: Path,
+    signals: Signals,
 ) -> int:
-    executable = process["args"][0]
-    found = _which(root, executable, process)
-    if found is None:
-        return _say(f"{executable}: not found in the image", NOT_FOUND)
     bundle = work_dir / "bundle"
     bundle.mkdir(exist_ok=True)
     (bundle / "config.json").write_text(json.dumps(runtime_config(root, process, command)))
-    name = f"bootseer-{secrets.token_hex(6)}"
-    state = ["--root", str(work_dir / "runtime")]
-    argv = [runtime, *state, "run", "--bundle", str(bundle), name]
+    container = f"bootseer-{secrets.token_hex(6)}"
+    state = [runtime, "--root", str(work_dir / "runtime")]
+    pid_file = work_dir / "container.pid"
+    signals.check()
+    child = subprocess.Popen([*state, "run", "--bundle", str(bundle), "--pid-file", str(pid_file), container])
     try:
-        return _wait(subprocess.Popen(argv))
+        code = signals.wait(
+            child.pid,
+            child.poll,
+            lambda: subprocess.run([*state, "kill", container, "KILL"], check=False, capture_output=True),
+        )
     finally:
-        if (work_dir / "runtime" / name).exists():
-            subprocess.run([runtime, *state, "delete", "--force", name], check=False, capture_output=True)
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        if (work_dir / "runtime" / container).exists():
+            subprocess.run([*state, "delete", "--force", container], check=False, capture_output=True)
+    if code != 0 and not pid_file.exists():
+        raise RuntimeFailedError(f"{runtime} could not start {process['args'][0]}")
+    return code if code >= 0 else 128 - code
 
 
-def _which(root: Path, executable: str, process: Mapping[str, Any]) -> Path | None:
-    """Where the image has a program: only to tell "not found" (127) from the runtime's own failures."""
-    if "/" in executable:
-        candidates = [Path(process["cwd"]) / executable]
-    else:
-        path = next((e[5:] for e in process["env"] if e.startswith("PATH=")), _PATH)
-        candidates = [Path(part) / executable for part in path.split(":") if part]
-    for candidate in candidates:
-        inside = root / candidate.relative_to("/") if candidate.is_absolute() else root / candidate
-        if inside.is_symlink() or inside.exists():
-            return inside
-    return None
-
-
-def _run_namespaces(root: Path, process: Mapping[str, Any], command: Command) -> int:
-    binds = [(v.source, v.target, v.read_only) for v in command.volumes]
+def _run_namespaces(
+    root: Path,
+    process: Mapping[str, Any],
+    command: Command,
+    runtime: RuntimeName,
+    work_dir: Path,
+    signals: Signals,
+) -> int:
+    del runtime, work_dir
+    _replace_links(root)
+    binds = [_prepared(root, volume) for volume in [*host_volumes(), *command.volumes]]
     environment = dict(entry.partition("=")[::2] for entry in process["env"])
     user = process["user"]
+    signals.check()
+    sys.stdout.flush()
     try:
         pid = native.spawn_namespaced(
             str(root),
@@ -288,52 +511,51 @@ def _run_namespaces(root: Path, process: Mapping[str, Any], command: Command) ->
             environment,
             process["cwd"],
             binds=binds,
-            hostname=command.hostname or "bootseer",
+            hostname=command.host_name,
             uid=user["uid"],
             gid=user["gid"],
         )
-    except FileNotFoundError:
-        return _say(f"{process['args'][0]}: not found in the image", NOT_FOUND)
-    except PermissionError:
-        return _say(f"{process['args'][0]}: may not be executed", NOT_EXECUTABLE)
-    with forwarded_signals(pid):
-        _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
+    except OSError as error:
+        what = f"{process['args'][0]} could not be started: {_said(error)}"
+        if not _said(error).startswith("exec:"):  # the step that failed
+            raise RuntimeFailedError(what) from None
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            raise ProgramNotFoundError(what) from None
+        raise NotExecutableError(what) from None
+
+    def poll() -> int | None:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return None if ended == 0 else os.waitstatus_to_exitcode(status)
+
+    code = signals.wait(pid, poll, lambda: os.kill(pid, 9))
     return code if code >= 0 else 128 - code
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    with forwarded_signals(process.pid):
-        code = process.wait()
-    return code if code >= 0 else 128 - code
+def _said(error: OSError) -> str:
+    return str(error.strerror or error)
 
 
-@contextmanager
-def forwarded_signals(pid: int) -> Iterator[None]:
-    """Pass signals that mean "end" on to a process, for the duration of the block."""
-
-    def forward(number: int, _frame: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    with ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            stack.callback(signal.signal, number, signal.signal(number, forward))
-        yield
+def _replace_links(root: Path) -> None:
+    """Mount points that a link in the image would lead elsewhere, even out of the root."""
+    for name in ("proc", "sys", "dev"):
+        path = root / name
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            path.unlink()
 
 
-def _say(message: str, code: int) -> int:
-    os.write(2, f"bootseer: {message}\n".encode())
-    return code
-
-
-@contextmanager
-def temporary_work_dir(base: Path | None = None) -> Iterator[Path]:
-    """A directory for overlay, bundle and runtime state, removed at the end."""
-    if base is not None:
-        base.mkdir(parents=True, exist_ok=True)
-    work_dir = Path(tempfile.mkdtemp(prefix="bootseer-run-", dir=base))
+def _prepared(root: Path, volume: Volume) -> tuple[str, str, bool]:
+    """A volume whose target exists and is no link, so that mounting it cannot leave the root."""
+    target = inside(root, volume.target)
+    below = f"/{target.relative_to(root)}"
     try:
-        yield work_dir
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
+        if not below.startswith(
+            ("/dev/", "/proc/", "/sys/")
+        ):  # those appear later, on file systems of their own
+            if Path(volume.source).is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            elif not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.touch()
+    except OSError as error:
+        raise UsageError(f"a volume cannot be mounted on {volume.target}: {_said(error)}") from None
+    return volume.source, below, volume.read_only

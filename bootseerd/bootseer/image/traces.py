@@ -26,14 +26,14 @@ class TraceStore:
         """Where a new recording goes; the oldest beyond :data:`KEEP` are dropped."""
         directory = self._directory(manifest_digest)
         directory.mkdir(parents=True, exist_ok=True)
-        for old in self._paths(manifest_digest)[: -KEEP + 1]:
+        for old in self.paths(manifest_digest)[: -KEEP + 1]:
             old.unlink(missing_ok=True)
         return directory / f"{time.time_ns():020d}-{mount_id}{_SUFFIX}"
 
     def recordings(self, manifest_digest: str) -> list[native.Trace]:
         """The last :data:`MERGED` readable recordings that hold anything, oldest first."""
         found: list[native.Trace] = []
-        for path in reversed(self._paths(manifest_digest)):
+        for path in reversed(self.paths(manifest_digest)):
             try:
                 trace = native.Trace.load(str(path))
             except (IntegrityError, OSError) as error:
@@ -65,5 +65,6 @@ class TraceStore:
     def _directory(self, manifest_digest: str) -> Path:
         return self._root / manifest_digest.removeprefix("sha256:")
 
-    def _paths(self, manifest_digest: str) -> list[Path]:
+    def paths(self, manifest_digest: str) -> list[Path]:
+        """The files of an image's recordings, oldest first."""
         return sorted(self._directory(manifest_digest).glob(f"*{_SUFFIX}"))
