@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -40,6 +41,12 @@ def mounted() -> list[Path]:
 def detach(mountpoint: Path) -> None:
     """Lazy unmount; nothing happens when nothing is mounted there."""
     ctypes.CDLL(None).umount2(os.fsencode(mountpoint), _MNT_DETACH)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL to a process that may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Node:
@@ -123,7 +130,7 @@ class Node:
         for mountpoint in reversed(self.mounts()):
             detach(mountpoint)
         for pid in self.workers():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         wait_until(lambda: not self.workers(), "all workers are gone")
         shutil.rmtree(self.root)
 

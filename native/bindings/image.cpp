@@ -18,17 +18,18 @@ ProgressCallback progress_of(const py::object& callback, const char* stage) {
   };
 }
 
-py::dict build_image(const std::vector<std::string>& layers, const std::string& directory,
-                     const std::string& output_path, const std::string& spool_dir,
-                     const py::object& progress) {
+py::dict build_image(std::vector<OsString> layers, const OsString& directory, const OsString& output_path,
+                     const OsString& spool_dir, const py::object& progress) {
+  std::vector<std::string> paths;
+  for (OsString& layer : layers) paths.push_back(std::move(layer.bytes));
   ErofsImage image;
   {
     const ProgressCallback reading = progress_of(progress, "reading layers");
     const ProgressCallback building = progress_of(progress, "building");
     const py::gil_scoped_release release;
-    Tree tree =
-        directory.empty() ? Tree::from_layers(layers, spool_dir, reading) : Tree::from_directory(directory);
-    image = write_erofs(tree, output_path, building);
+    Tree tree = directory.bytes.empty() ? Tree::from_layers(paths, spool_dir.bytes, reading)
+                                        : Tree::from_directory(directory.bytes);
+    image = write_erofs(tree, output_path.bytes, building);
   }
   py::dict result;
   result["image_bytes"] = image.image_bytes;
@@ -38,19 +39,20 @@ py::dict build_image(const std::vector<std::string>& layers, const std::string& 
   return result;
 }
 
-ChunkMap chunk(const std::string& image_path, const std::string& blob_path, std::uint64_t meta_bytes,
+ChunkMap chunk(const OsString& image_path, const OsString& blob_path, std::uint64_t meta_bytes,
                const std::vector<std::uint64_t>& extents, std::uint32_t average_bytes, int level,
                unsigned threads, const py::object& progress) {
   const ProgressCallback report = progress_of(progress, "compressing");
   const py::gil_scoped_release release;
-  return chunk_image(image_path, blob_path, meta_bytes, extents, {average_bytes, level, threads}, report);
+  return chunk_image(image_path.bytes, blob_path.bytes, meta_bytes, extents, {average_bytes, level, threads},
+                     report);
 }
 
 }  // namespace
 
 void register_image(py::module_& module) {
-  module.def("build_image", &build_image, py::kw_only(), py::arg("layers") = std::vector<std::string>{},
-             py::arg("directory") = "", py::arg("output_path"), py::arg("spool_dir"),
+  module.def("build_image", &build_image, py::kw_only(), py::arg("layers") = std::vector<OsString>{},
+             py::arg("directory") = OsString{}, py::arg("output_path"), py::arg("spool_dir"),
              py::arg("progress") = py::none(),
              "Write an EROFS image from a root directory or from layer tars in order.");
   module.def("chunk_image", &chunk, py::arg("image_path"), py::arg("blob_path"), py::kw_only(),

@@ -33,10 +33,10 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const Error& error) {
     py::object type = py::module_::import("bootseer.core.errors").attr(python_class(error.code()));
-    PyErr_SetObject(type.ptr(), type(error.what()).ptr());
+    PyErr_SetObject(type.ptr(), type(os_text(error.what())).ptr());
   } catch (const std::system_error& error) {
     // OSError(errno, message) picks the right subclass (FileNotFoundError, PermissionError, …) by itself.
-    py::object args = py::make_tuple(error.code().value(), error.what());
+    py::object args = py::make_tuple(error.code().value(), os_text(error.what()));
     PyErr_SetObject(PyExc_OSError, args.ptr());
   }
 }

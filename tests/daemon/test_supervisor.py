@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests._node import Node, detach, wait_until
+from tests._node import Node, detach, kill, wait_until
 from tests.conftest import StoredImage
 from tests.daemon._readers import reading
 
@@ -76,16 +76,16 @@ def test_two_mounts_of_one_image_share_the_cache(node: Node, image: StoredImage)
     assert Path(second.image_path).read_bytes() == image.raw
 
 
-def test_unmounting_a_busy_mount_is_one_line_and_changes_nothing(node: Node, image: StoredImage) -> None:
-    mount = node.mount(image.layout)
+def test_unmounting_a_busy_mount_is_one_line_and_changes_nothing(api: Node, image: StoredImage) -> None:
+    mount = api.mount(image.layout)
     with Path(mount.image_path).open("rb") as file:
         with pytest.raises(errors.UsageError, match=f"^mount {mount.id} is busy$") as caught:
-            node.client.unmount(mount.id)
+            api.client.unmount(mount.id)
         assert caught.value.hint is not None
         assert file.read() == image.raw
-        assert node.client.mounts() == [mount]
-    node.client.unmount(mount.id)
-    assert_nothing_left(node)
+        assert api.client.mounts() == [mount]
+    api.client.unmount(mount.id)
+    assert_nothing_left(api)
 
 
 def test_a_lazy_unmount_serves_who_has_the_file_open(node: Node, image: StoredImage) -> None:
@@ -112,21 +112,22 @@ def test_a_lazy_unmount_outlives_the_daemon(node: Node, image: StoredImage) -> N
     wait_until(lambda: not list((node.run_dir / "mounts").iterdir()), "the mount is forgotten")
 
 
-def test_an_unmount_from_outside_is_noticed(node: Node, image: StoredImage) -> None:
-    mount = node.mount(image.layout)
+def test_an_unmount_from_outside_is_noticed(api: Node, image: StoredImage) -> None:
+    mount = api.mount(image.layout)
     assert Path(mount.image_path).read_bytes() == image.raw
     subprocess.run(["umount", mount.fuse_mountpoint], check=True)
-    wait_until(lambda: not node.client.mounts(), "the daemon forgets the mount")
-    assert_nothing_left(node)
-    wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+    wait_until(lambda: not api.client.mounts(), "the daemon forgets the mount")
+    assert_nothing_left(api)
+    wait_until(lambda: mount.worker_pid not in api.workers(), "its worker ends")
 
 
 @pytest.mark.parametrize("op", ["ready", "prefetch"])
-def test_telling(node: Node, image: StoredImage, op: str) -> None:
-    mount = node.mount(image.layout)
-    assert node.client.tell(mount.id, op) == mount
+def test_telling(api: Node, image: StoredImage, op: str) -> None:
+    mount = api.mount(image.layout)
+    assert api.client.tell(mount.id, op) == mount
     with pytest.raises(errors.NotFoundError, match="there is no mount nonsense"):
-        node.client.tell("nonsense", op)
+        api.client.tell("nonsense", op)
+    api.client.unmount(mount.id)
 
 
 def test_status_counts_fallbacks(node: Node, image: StoredImage) -> None:
@@ -143,33 +144,33 @@ def test_status_counts_fallbacks(node: Node, image: StoredImage) -> None:
 # ---- mount points ----
 
 
-def test_a_missing_mount_point_is_made_and_removed(node: Node, image: StoredImage) -> None:
-    target = node.root / "a" / "b"
-    mount = node.mount(image.layout, target)
+def test_a_missing_mount_point_is_made_and_removed(api: Node, image: StoredImage) -> None:
+    target = api.root / "a" / "b"
+    mount = api.mount(image.layout, target)
     assert mount.image_path == str(target / "image.erofs")
     assert Path(mount.image_path).read_bytes() == image.raw
-    node.client.unmount(mount.id)
+    api.client.unmount(mount.id)
     assert not target.exists()
-    assert_nothing_left(node)
+    assert_nothing_left(api)
 
 
-def test_a_mount_point_of_the_user_stays(node: Node, image: StoredImage) -> None:
-    target = node.root / "own\tdir ü"
+def test_a_mount_point_of_the_user_stays(api: Node, image: StoredImage) -> None:
+    target = api.root / "own\tdir ü"
     target.mkdir()
-    mount = node.mount(image.layout, target)
+    mount = api.mount(image.layout, target)
     assert Path(mount.image_path).read_bytes() == image.raw
-    node.client.unmount(mount.id)
+    api.client.unmount(mount.id)
     assert target.is_dir()
-    assert_nothing_left(node)
+    assert_nothing_left(api)
 
 
-def test_a_mount_point_may_be_reached_by_a_link(node: Node, image: StoredImage) -> None:
-    (node.root / "real").mkdir()
-    (node.root / "link").symlink_to("real")
-    mount = node.mount(image.layout, node.root / "link")
-    assert mount.fuse_mountpoint == str(node.root / "real")
-    node.client.unmount(mount.id)
-    assert_nothing_left(node)
+def test_a_mount_point_may_be_reached_by_a_link(api: Node, image: StoredImage) -> None:
+    (api.root / "real").mkdir()
+    (api.root / "link").symlink_to("real")
+    mount = api.mount(image.layout, api.root / "link")
+    assert mount.fuse_mountpoint == str(api.root / "real")
+    api.client.unmount(mount.id)
+    assert_nothing_left(api)
 
 
 def test_a_mount_point_in_use_is_refused(node: Node, image: StoredImage) -> None:
@@ -202,8 +203,8 @@ def test_of_two_mounts_on_one_point_one_wins(node: Node, image: StoredImage) -> 
 
 
 @pytest.mark.parametrize("what", ["relative", "not empty", "a file", "below a file", "a loop", "zero"])
-def test_a_mount_point_that_cannot_be(node: Node, image: StoredImage, what: str) -> None:
-    directory = node.root / "mp"
+def test_a_mount_point_that_cannot_be(api: Node, image: StoredImage, what: str) -> None:
+    directory = api.root / what.replace(" ", "-")
     directory.mkdir()
     (directory / "file").write_text("precious")
     (directory / "loop").symlink_to("loop")
@@ -216,17 +217,17 @@ def test_a_mount_point_that_cannot_be(node: Node, image: StoredImage, what: str)
         "zero": Path(f"{directory}/a\0b"),
     }[what]
     with pytest.raises(errors.UsageError) as caught:
-        node.mount(image.layout, target)
+        api.mount(image.layout, target)
     assert "\n" not in caught.value.message
     assert (directory / "file").read_text() == "precious"
-    assert_nothing_left(node)
+    assert_nothing_left(api)
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, 1e9])
-def test_a_deadline_that_cannot_be(node: Node, image: StoredImage, deadline_s: float) -> None:
+def test_a_deadline_that_cannot_be(api: Node, image: StoredImage, deadline_s: float) -> None:
     with pytest.raises(errors.UsageError, match="deadline"):
-        node.mount(image.layout, deadline_s=deadline_s)
-    assert_nothing_left(node)
+        api.mount(image.layout, deadline_s=deadline_s)
+    assert_nothing_left(api)
 
 
 # ---- workers that die ----
@@ -258,7 +259,7 @@ def test_a_worker_killed_while_it_starts(node: Node, image: StoredImage, tmp_pat
             for pid in node.workers():
                 if pid not in killed:
                     killed.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
                     return True
             return False
 
@@ -311,7 +312,7 @@ def test_workers_that_are_killed_again_and_again(node: Node, image: StoredImage)
 
     def failed() -> bool:
         for pid in node.workers():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         return node.client.mounts()[0].state == "failed"
 
     wait_until(failed, "the mount is given up", 60)
@@ -338,7 +339,7 @@ def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:
 
 def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
     for pid in node.workers():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     wait_until(lambda: not node.client.status().spare_ready, "the spare is missed")
     assert Path(node.mount(image.layout).image_path).read_bytes() == image.raw
 

@@ -6,16 +6,18 @@ directory or the same tree over HTTP.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import json
 import os
+import platform
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from bootseer.core.errors import (
@@ -182,65 +184,151 @@ def descriptors(value: dict[str, Any], key: str, what: str) -> list[Descriptor]:
     return entries
 
 
+def _field(value: dict[str, Any], key: str, name: str) -> str | None:
+    """``value[key][name]`` where it is a string; what else a foreign document may hold there counts as nothing."""
+    inner = value.get(key)
+    text = inner.get(name) if isinstance(inner, dict) else None
+    return text if isinstance(text, str) else None
+
+
 def manifest_descriptor(store: Store, tag: str | None, digest: str | None) -> Descriptor:
     """The manifest that a reference means. ``digest`` wins over ``tag``; without either, the only one, or latest."""
     if digest is not None:
         return {"mediaType": MANIFEST_TYPE, "digest": digest}
     index = parse_json(store.get("index.json", MAX_JSON_BYTES), f"{store.name}/index.json")
     entries = descriptors(index, "manifests", f"{store.name}/index.json")
-    named = {(entry.get("annotations") or {}).get(REF_NAME): entry for entry in entries}
     if tag is None and len(entries) == 1:
         return entries[0]
+    named = {_field(entry, "annotations", REF_NAME): entry for entry in entries}
     found = named.get(tag or "latest")
     if found is None:
-        tags = ", ".join(sorted(str(name) for name in named if name)) or "none"
+        tags = ", ".join(sorted(name for name in named if name)) or "none"
         raise NotFoundError(f"{store.name} has no image {tag or 'latest'}", hint=f"tags: {tags}")
     return found
 
 
+def host_architecture() -> str:
+    """This machine's, by the name that image indexes use (Go's)."""
+    machine = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+
+
 def read_manifest(
-    store: Store, descriptor: Descriptor, architecture: str = "amd64"
+    store: Store, descriptor: Descriptor, architecture: str | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """Follow a descriptor (through an index, by platform) to an image manifest; returns its bytes and content."""
+    """Follow a descriptor (through indexes, by platform) to an image manifest; returns its bytes and content."""
+    wanted = architecture or host_architecture()
     for _ in range(4):
-        data = read_blob(store, descriptor.get("digest"), MAX_JSON_BYTES)
-        value = parse_json(data, f"manifest {descriptor.get('digest')}")
+        digest = descriptor.get("digest")
+        data = read_blob(store, digest, MAX_JSON_BYTES)
+        value = parse_json(data, f"manifest {digest}")
         media_type = value.get("mediaType") or descriptor.get("mediaType")
-        if media_type not in INDEX_TYPES:
+        # The field was optional once.
+        is_index = media_type in INDEX_TYPES or ("manifests" in value and "config" not in value)
+        if not is_index:
             return data, value
-        entries = descriptors(value, "manifests", f"index {descriptor.get('digest')}")
-        matching = [
-            e for e in entries if (e.get("platform") or {}).get("architecture", architecture) == architecture
-        ]
-        if not matching:
-            raise NotFoundError(f"{store.name} has no image for {architecture}")
-        descriptor = matching[0]
+        descriptor = _for_platform(store, descriptors(value, "manifests", f"index {digest}"), wanted)
     raise IntegrityError(f"{store.name}: indexes are nested too deeply")
 
 
+def _for_platform(store: Store, entries: list[Descriptor], architecture: str) -> Descriptor:
+    """The entry for Linux on ``architecture``; one that names no platform counts when no other does."""
+    platforms = [
+        (_field(entry, "platform", "os"), _field(entry, "platform", "architecture")) for entry in entries
+    ]
+    for match in (("linux", architecture), (None, architecture), (None, None)):
+        if match in platforms:
+            return entries[platforms.index(match)]
+    known = (
+        ", ".join(sorted({f"{os}/{arch}" for os, arch in platforms if os and arch != "unknown"})) or "none"
+    )
+    raise NotFoundError(f"{store.name} has no image for linux/{architecture}", hint=f"platforms: {known}")
+
+
 class LayoutWriter:
-    """Adds one image to a layout directory. Blobs first, ``index.json`` last and by rename."""
+    """Adds images to a layout directory, which it makes when it is missing.
+
+    Readers need no lock: blobs come first, ``index.json`` last and by rename, and both are on disk before the rename
+    is. Several processes may write to one layout. As a context manager it takes back the directory that it made when
+    the block fails before the first image is tagged.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._blobs = root / "blobs" / "sha256"
+        self._lock_fd: int | None = None
+        self._added: list[Path] = []
+        marker = root / "oci-layout"
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"{root} is not a directory")
+        self._is_new = not root.exists() or not any(root.iterdir())
+        if not self._is_new and not marker.exists():
+            raise UsageError(f"{root} is not empty and no OCI layout", hint="give a directory of its own")
         try:
             self._blobs.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UsageError(f"{root} is not a directory") from None
-        marker = root / "oci-layout"
-        if not marker.exists():
+        if self._is_new:
             marker.write_text('{"imageLayoutVersion": "1.0.0"}')
+        with self._locked():
+            self._remove_stale()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not self._is_new or (self.root / "index.json").exists():
+            return
+        with suppress(OSError):  # somebody else is about to use it
+            self._blobs.rmdir()
+            self._blobs.parent.rmdir()
+            (self.root / "oci-layout").unlink()
+            self.root.rmdir()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Excludes other writers; may be nested."""
+        if self._lock_fd is not None:
+            yield
+            return
+        self._lock_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _remove_stale(self) -> None:
+        """Temporary files whose writer was killed: nobody holds their locks."""
+        for path in self.root.glob(".tmp-*"):
+            with suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
         """A path in the layout's file system, gone at the end unless it was adopted."""
-        fd, name = tempfile.mkstemp(dir=self.root, prefix=".tmp-")
-        os.close(fd)
+        with self._locked():
+            fd, name = tempfile.mkstemp(dir=self.root, prefix=".tmp-")
+            fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             yield Path(name)
         finally:
+            os.close(fd)
             Path(name).unlink(missing_ok=True)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """What is added in the block is there afterwards, or none of it."""
+        with self._locked():
+            self._added = []
+            try:
+                yield
+            except BaseException:
+                for path in self._added:
+                    path.unlink(missing_ok=True)
+                raise
 
     def add_bytes(self, media_type: str, data: bytes) -> Descriptor:
         """Store a blob; returns its descriptor."""
@@ -252,21 +340,38 @@ class LayoutWriter:
         """Move a file in as a blob whose digest is known."""
         size = path.stat().st_size
         path.chmod(0o644)
-        path.rename(self.root / blob_path(digest))
+        _sync(path)
+        target = self.root / blob_path(digest)
+        if not target.exists():
+            self._added.append(target)
+        path.rename(target)
         return {"mediaType": media_type, "digest": digest, "size": size}
 
     def tag(self, descriptor: Descriptor, tag: str) -> None:
         """Make ``tag`` mean this manifest; other tags stay."""
         path = self.root / "index.json"
-        index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
-        if path.exists():
-            index = parse_json(path.read_bytes(), str(path))
-        others = [
-            entry
-            for entry in descriptors(index, "manifests", str(path))
-            if (entry.get("annotations") or {}).get(REF_NAME) != tag
-        ]
-        index["manifests"] = [*others, {**descriptor, "annotations": {REF_NAME: tag}}]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(index, sort_keys=True, indent=1))
-        temporary.replace(path)
+        with self._locked():
+            index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+            if path.exists():
+                index = parse_json(path.read_bytes(), str(path))
+            others = [
+                entry
+                for entry in descriptors(index, "manifests", str(path))
+                if _field(entry, "annotations", REF_NAME) != tag
+            ]
+            index["manifests"] = [*others, {**descriptor, "annotations": {REF_NAME: tag}}]
+            _sync(self._blobs)
+            with self.temporary() as temporary:
+                temporary.write_text(json.dumps(index, sort_keys=True, indent=1))
+                temporary.chmod(0o644)
+                _sync(temporary)
+                temporary.rename(path)
+            _sync(self.root)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -44,7 +44,12 @@ def parse(text: str) -> Reference:
     head, colon, tail = location.rpartition(":")
     path_start = location.find("/", location.find("://") + 3) if "://" in location else 0
     if colon and "/" not in tail and len(head) > path_start >= 0 and not Path(location).exists():
-        if not _TAG.fullmatch(tail):
-            raise UsageError(f"{tail!r} is not a tag")
-        return Reference(head, tag=tail)
+        return Reference(head, tag=check_tag(tail))
     return Reference(location)
+
+
+def check_tag(tag: str) -> str:
+    """Return ``tag``; UsageError when it cannot be one."""
+    if not _TAG.fullmatch(tag):
+        raise UsageError(f"{tag!r} is not a tag", hint="letters, digits, '.', '_' and '-', at most 128")
+    return tag
