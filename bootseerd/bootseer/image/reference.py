@@ -9,6 +9,7 @@ from pathlib import Path
 from bootseer.core.errors import UsageError
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LIKE_DIGEST = re.compile(r"[a-z0-9]+:[^/]*$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -35,10 +36,14 @@ def parse(text: str) -> Reference:
     """Parse a reference; UsageError says what is wrong with it."""
     if not text:
         raise UsageError("an image reference is empty")
-    location, _, digest = text.partition("@")
+    if "\0" in text:
+        raise UsageError("an image reference holds a NUL byte")
+    location, at, digest = text.rpartition("@")
+    if not at or not _LIKE_DIGEST.match(digest):  # an @ of a path, or of a user in a URL
+        location, digest = text, ""
     if digest:
-        if not _DIGEST.fullmatch(digest):
-            raise UsageError(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
+        if not location or not _DIGEST.fullmatch(digest):
+            raise UsageError(f"{text[:200]!r} has no valid digest", hint="DIR@sha256: and 64 hex digits")
         return Reference(location, digest=digest)
     # The last colon separates a tag only when it belongs to the last path component, not to scheme, port or drive.
     head, colon, tail = location.rpartition(":")
