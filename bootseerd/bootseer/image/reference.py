@@ -9,6 +9,7 @@ from pathlib import Path
 from bootseer.core.errors import UsageError
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LIKE_DIGEST = re.compile(r"[a-z0-9]+:[^/]*$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -36,14 +37,13 @@ def parse(text: str) -> Reference:
     if not text:
         raise UsageError("an image reference is empty")
     if "\0" in text:
-        raise UsageError("an image reference holds a null byte")
+        raise UsageError("an image reference holds a NUL byte")
     if _exists(text):  # whatever its name looks like
         return Reference(text)
     location, at, digest = text.rpartition("@")
-    # "user@host/…" and "some@directory/…" are locations.
-    if at and "/" not in digest:
+    if at and _LIKE_DIGEST.match(digest):  # else an @ of a path, or of a user in a URL
         if not location or not _DIGEST.fullmatch(digest):
-            raise UsageError(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
+            raise UsageError(f"{text[:200]!r} has no valid digest", hint="DIR@sha256: and 64 hex digits")
         return Reference(location, digest=digest)
     # The last colon separates a tag only when it belongs to the last path component, not to scheme or port.
     head, colon, tail = text.rpartition(":")
