@@ -48,6 +48,8 @@ with_path = directories | urls.filter(lambda url: "/" in url.partition("://")[2]
         ("http://host:5000/images", Reference("http://host:5000/images")),
         ("http://host:5000/images:v1", Reference("http://host:5000/images", tag="v1")),
         (f"https://host/images@{DIGEST}", Reference("https://host/images", digest=DIGEST)),
+        ("/home/me@work:v1", Reference("/home/me@work", tag="v1")),
+        ("http://me:secret@host/x:v1", Reference("http://me:secret@host/x", tag="v1")),
         ("http://[::1]:80/x:latest", Reference("http://[::1]:80/x", tag="latest")),
     ],
 )

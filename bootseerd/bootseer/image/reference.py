@@ -9,7 +9,7 @@ from pathlib import Path
 from bootseer.core.errors import UsageError
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_LIKE_DIGEST = re.compile(r"[a-z0-9]+:[^/]*$")
+_LIKE_DIGEST = re.compile(r"(?i:sha\d+):[^/]*$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
