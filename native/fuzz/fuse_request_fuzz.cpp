@@ -1,9 +1,9 @@
 // Everything of a session that parses bytes from the kernel, the control peer or the state directory.
+#include <algorithm>
 #include <bootseer/error.hpp>
 #include <bootseer/session_mount.hpp>
 #include <bootseer/session_state.hpp>
 #include <bootseer/session_wire.hpp>
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <span>

@@ -71,7 +71,8 @@ class Wire {
 
  private:
   UniqueFd fd_;
-  std::unique_ptr<std::array<std::byte, 2 << 20>> buffer_ = std::make_unique<std::array<std::byte, 2 << 20>>();
+  std::unique_ptr<std::array<std::byte, 2 << 20>> buffer_ =
+      std::make_unique<std::array<std::byte, 2 << 20>>();
 };
 
 struct Reply {
