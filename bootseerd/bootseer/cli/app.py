@@ -84,7 +84,7 @@ def _run() -> int:
         return fail(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the latter is what typer makes of the former
         _give_up_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:

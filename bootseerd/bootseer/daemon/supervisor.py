@@ -104,7 +104,8 @@ class Supervisor:
         async def ask(entry: _Entry) -> None:
             with trio.move_on_after(_STATUS_TIMEOUT_S), contextlib.suppress(errors.BootseerError):
                 values = (await call(entry.directory, "statistics"))[0].values
-                fallbacks.update(values.get("session.fallbacks", {}).keys())
+                lacking: dict[str, str] = values.get("session.fallbacks", {})
+                fallbacks.update(name for name, why in lacking.items() if why != "not wanted")
                 prefix = "file.fallback_"
                 counts = {
                     name.removeprefix(prefix): n for name, n in values.items() if name.startswith(prefix)

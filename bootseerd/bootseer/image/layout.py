@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import http.client
 import json
 import os
 import platform
@@ -18,14 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
-from urllib.parse import urlsplit
 
 from bootseer.core.errors import (
     BackendUnavailableError,
     IntegrityError,
     NotFoundError,
     PermissionDeniedError,
-    TimeoutExpiredError,
     UsageError,
 )
 
@@ -89,60 +86,6 @@ class DirectoryStore:
     def uri(self, path: str) -> str:
         """See :class:`Store`."""
         return str((self._root / path).absolute())
-
-
-class HttpStore:
-    """The same tree over HTTP(S). Redirects are the blob's business (native source), not the metadata's."""
-
-    def __init__(self, base_url: str, timeout_s: float) -> None:
-        self.name = base_url.rstrip("/")
-        self._parts = urlsplit(self.name)
-        self._timeout_s = timeout_s
-        if self._parts.hostname is None:
-            raise UsageError(f"{base_url} names no host")
-        self._connection: http.client.HTTPConnection | None = None
-
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            kind = (
-                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-            )
-            assert self._parts.hostname is not None
-            self._connection = kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
-        return self._connection
-
-    def get(self, path: str, max_bytes: int) -> bytes:
-        """See :class:`Store`."""
-        where = f"{self.name}/{path}"
-        try:
-            connection = self._connect()
-            connection.request("GET", f"{self._parts.path}/{path}")
-            response = connection.getresponse()
-            data = response.read(max_bytes + 1)
-            if len(data) <= max_bytes:
-                response.read()
-        except TimeoutError:
-            self._connection = None
-            raise TimeoutExpiredError(f"{where} did not answer in {self._timeout_s:.0f} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            self._connection = None
-            raise BackendUnavailableError(f"{where}: {_reason(error)}") from None
-        if response.status == 404:
-            raise NotFoundError(f"{where} does not exist")
-        if response.status != 200:
-            raise BackendUnavailableError(f"{where} answers {response.status} {response.reason}")
-        if len(data) > max_bytes:
-            self._connection = None
-            raise IntegrityError(f"{where} is larger than {max_bytes} bytes")
-        return data
-
-    def uri(self, path: str) -> str:
-        """See :class:`Store`."""
-        return f"{self.name}/{path}"
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def blob_path(digest: object) -> str:

@@ -6,16 +6,20 @@ network at all.
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from bootseer import native
 from bootseer.core.errors import IntegrityError, NotFoundError
 from bootseer.image import layout
+from bootseer.image.http_store import HttpStore
 from bootseer.image.reference import Reference, parse
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,41 +38,78 @@ class ResolvedImage:
 
 
 def resolve(reference: str, *, state_dir: Path | None = None, timeout_s: float = 30.0) -> ResolvedImage:
-    """Resolve; blocking. NotFoundError, IntegrityError, BackendUnavailableError, TimeoutExpiredError, UsageError."""
+    """Resolve; blocking, for ``timeout_s`` at most. What is known in ``state_dir`` is not asked for again.
+
+    NotFoundError, IntegrityError, BackendUnavailableError, TimeoutExpiredError, PermissionDeniedError, UsageError.
+    """
     parsed = parse(reference)
     store = open_store(parsed, timeout_s)
-    cached = _load(parsed, state_dir) if parsed.digest else None
-    if cached is not None:
-        digest, manifest_data, config_data, map_data = cached
-        manifest = layout.parse_json(manifest_data, f"manifest {digest}")
-        map_layer, blob_layer = _layers(manifest, digest)
-    else:
+    found = _load(parsed.digest, state_dir)
+    if found is None:
         descriptor = layout.manifest_descriptor(store, parsed.tag, parsed.digest)
-        manifest_data, manifest = layout.read_manifest(store, descriptor)
-        digest = layout.digest_of(manifest_data)
-        map_layer, blob_layer = _layers(manifest, digest)
-        config_data = layout.read_blob(
-            store, _digest(manifest.get("config"), "config"), layout.MAX_JSON_BYTES
-        )
-        map_data = layout.read_blob(store, map_layer["digest"], layout.MAX_MAP_BYTES)
-        _save(state_dir, digest, manifest_data, config_data, map_data)
-    size = blob_layer.get("size")
+        found = _load(descriptor.get("digest"), state_dir) if parsed.digest is None else None
+        if found is None:
+            found = _fetch(store, descriptor)
+            _save(state_dir, parsed, found)
     return ResolvedImage(
         reference=reference,
-        manifest_digest=digest,
-        chunk_map=map_data,
-        blob_uri=store.uri(layout.blob_path(blob_layer.get("digest"))),
-        blob_digest=str(blob_layer["digest"]),
-        blob_bytes=size if isinstance(size, int) else 0,
-        config=layout.parse_json(config_data, "the image's config"),
-        annotations={str(k): str(v) for k, v in (manifest.get("annotations") or {}).items()},
+        manifest_digest=found.digest,
+        chunk_map=found.chunk_map,
+        blob_uri=store.uri(layout.blob_path(found.blob_digest)),
+        blob_digest=found.blob_digest,
+        blob_bytes=found.blob_bytes,
+        config=layout.parse_json(found.config, f"the config of {found.digest}"),
+        annotations=found.annotations,
     )
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """The documents of one image, checked against its digest and against each other."""
+
+    manifest: bytes
+    config: bytes
+    chunk_map: bytes
+    digest: str
+    blob_digest: str
+    blob_bytes: int
+    annotations: dict[str, str]
+
+    @classmethod
+    def check(cls, manifest: bytes, config: bytes, chunk_map: bytes) -> Self:
+        """IntegrityError when the three are not one image that we can serve."""
+        digest = layout.digest_of(manifest)
+        value = layout.parse_json(manifest, f"manifest {digest}")
+        annotations = _check_kind(value, digest)
+        map_layer, blob_layer = _layers(value, digest)
+        for data, descriptor, what in (
+            (config, value.get("config"), "config"),
+            (chunk_map, map_layer, "chunk map"),
+        ):
+            if layout.digest_of(data) != _digest(descriptor, what):
+                raise IntegrityError(f"the {what} of {digest} holds other bytes")
+        parsed = native.ChunkMap.parse(chunk_map)
+        blob_digest = _digest(blob_layer, "chunks")
+        # The cache files chunks under the blob's digest, so a map of another blob must not get in there.
+        if blob_digest != f"sha256:{parsed.blob_sha256.hex()}" or blob_layer.get("size") != parsed.blob_bytes:
+            raise IntegrityError(f"the chunk map of {digest} is that of another blob")
+        return cls(manifest, config, chunk_map, digest, blob_digest, parsed.blob_bytes, annotations)
+
+
+def _fetch(store: layout.Store, descriptor: layout.Descriptor) -> _Metadata:
+    data, manifest = layout.read_manifest(store, descriptor)
+    digest = layout.digest_of(data)
+    _check_kind(manifest, digest)
+    map_layer, _ = _layers(manifest, digest)
+    config = layout.read_blob(store, _digest(manifest.get("config"), "config"), layout.MAX_JSON_BYTES)
+    chunk_map = layout.read_blob(store, _digest(map_layer, "chunk map"), layout.MAX_MAP_BYTES)
+    return _Metadata.check(data, config, chunk_map)
 
 
 def open_store(reference: Reference, timeout_s: float) -> layout.Store:
     """Where the layout of a reference is."""
     if reference.is_remote:
-        return layout.HttpStore(reference.location, timeout_s)
+        return HttpStore(reference.location, timeout_s)
     root = Path(reference.location)
     if not root.is_dir():
         raise NotFoundError(
@@ -78,30 +119,38 @@ def open_store(reference: Reference, timeout_s: float) -> layout.Store:
 
 
 def _digest(descriptor: object, what: str) -> str:
-    if not isinstance(descriptor, dict):
+    digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
+    if digest is None:
         raise IntegrityError(f"the manifest has no {what}")
-    digest = descriptor.get("digest")
     layout.blob_path(digest)
     return str(digest)
 
 
-def _layers(manifest: dict[str, Any], digest: str) -> tuple[layout.Descriptor, layout.Descriptor]:
-    """Chunk map and chunks of one of our manifests."""
+def _check_kind(manifest: dict[str, Any], digest: str) -> dict[str, str]:
+    """Is it an image of ours, of a format that we know? Returns the annotations."""
     if manifest.get("artifactType") != layout.ARTIFACT_TYPE:
         raise IntegrityError(f"{digest} is no bootseer image", hint="make one with `bootseer image convert`")
-    version = (manifest.get("annotations") or {}).get(layout.FORMAT_ANNOTATION)
+    annotations = manifest.get("annotations")
+    if not isinstance(annotations, dict):
+        annotations = {}
+    version = annotations.get(layout.FORMAT_ANNOTATION)
     if version != layout.FORMAT:
         raise IntegrityError(
-            f"image format {str(version)[:40]!r} is not known", hint="a newer bootseer made it"
+            f"{digest} has the unknown image format {str(version)[:40]!r}", hint="a newer bootseer made it"
         )
-    found = {}
-    for layer in layout.descriptors(manifest, "layers", f"manifest {digest}"):
-        found[layer.get("mediaType")] = layer
-        layout.blob_path(layer.get("digest"))
-    try:
-        return found[layout.CHUNK_MAP_TYPE], found[layout.CHUNKS_TYPE]
-    except KeyError as missing:
-        raise IntegrityError(f"manifest {digest} has no layer of type {missing.args[0]}") from None
+    return {key: value for key, value in annotations.items() if isinstance(value, str)}
+
+
+def _layers(manifest: dict[str, Any], digest: str) -> tuple[layout.Descriptor, layout.Descriptor]:
+    """Chunk map and chunks."""
+    layers = layout.descriptors(manifest, "layers", f"manifest {digest}")
+    found = []
+    for media_type in (layout.CHUNK_MAP_TYPE, layout.CHUNKS_TYPE):
+        matching = [layer for layer in layers if layer.get("mediaType") == media_type]
+        if len(matching) != 1:
+            raise IntegrityError(f"manifest {digest} has {len(matching)} layers of type {media_type}")
+        found.append(matching[0])
+    return found[0], found[1]
 
 
 _FILES = ("manifest", "config", "chunkmap")
@@ -111,37 +160,43 @@ def _directory(state_dir: Path, digest: str) -> Path:
     return state_dir / "images" / digest.removeprefix("sha256:")
 
 
-def _load(reference: Reference, state_dir: Path | None) -> tuple[str, bytes, bytes, bytes] | None:
-    if state_dir is None or reference.digest is None:
+def _load(digest: object, state_dir: Path | None) -> _Metadata | None:
+    if state_dir is None or not isinstance(digest, str):
         return None
-    directory = _directory(state_dir, reference.digest)
+    layout.blob_path(digest)  # it becomes a part of a path
+    directory = _directory(state_dir, digest)
     try:
         manifest, config, chunk_map = ((directory / name).read_bytes() for name in _FILES)
     except OSError:
         return None
     try:
-        value = json.loads(manifest)
-        whole = (
-            layout.digest_of(manifest) == reference.digest
-            and layout.digest_of(config) == value["config"]["digest"]
-            and layout.digest_of(chunk_map) == _layers(value, reference.digest)[0]["digest"]
-        )
-    except (ValueError, LookupError, TypeError, IntegrityError):
-        whole = False
-    return (reference.digest, manifest, config, chunk_map) if whole else None
+        found = _Metadata.check(manifest, config, chunk_map)
+        if found.digest == digest:
+            return found
+        why = "the manifest holds other bytes"
+    except IntegrityError as error:
+        why = error.message
+    log.warning("what was kept of %s is damaged (%s), asking for it again", digest, why)
+    shutil.rmtree(directory, ignore_errors=True)
+    return None
 
 
-def _save(state_dir: Path | None, digest: str, *contents: bytes) -> None:
+def _save(state_dir: Path | None, reference: Reference, found: _Metadata) -> None:
+    """Best effort: an image whose metadata cannot be kept starts all the same."""
     if state_dir is None:
         return
-    directory = _directory(state_dir, digest)
-    if directory.exists():
-        return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".tmp-"))
-    for name, content in zip(_FILES, contents, strict=True):
-        (temporary / name).write_bytes(content)
+    directory = _directory(state_dir, found.digest)
+    contents = zip(_FILES, (found.manifest, found.config, found.chunk_map), strict=True)
+    temporary = None
     try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".tmp-"))
+        for name, content in contents:
+            (temporary / name).write_bytes(content)
+        (temporary / "reference").write_text(str(reference), errors="replace")
         temporary.rename(directory)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # somebody else was first
+    except OSError as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if not directory.exists():  # else somebody was first
+            log.warning("metadata of %s is not kept: %s", found.digest, error)

@@ -16,7 +16,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ from bootseer.image.bundle import (
     Volume,
     check_program,
     host_volumes,
-    inside,
     make_directory,
     resolve_process,
     runtime_config,
@@ -498,12 +496,10 @@ def _run_namespaces(
     signals: Signals,
 ) -> int:
     del runtime, work_dir
-    _replace_links(root)
-    binds = [_prepared(root, volume) for volume in [*host_volumes(), *command.volumes]]
+    binds = [(v.source, v.target, v.read_only) for v in [*host_volumes(), *command.volumes]]
     environment = dict(entry.partition("=")[::2] for entry in process["env"])
     user = process["user"]
     signals.check()
-    sys.stdout.flush()
     try:
         pid = native.spawn_namespaced(
             str(root),
@@ -515,13 +511,12 @@ def _run_namespaces(
             uid=user["uid"],
             gid=user["gid"],
         )
+    except UsageError as error:  # the set-up of the root, not the command
+        raise RuntimeFailedError(error.message, hint=error.hint) from None
+    except FileNotFoundError as error:
+        raise ProgramNotFoundError(f"{error.strerror or error}") from None
     except OSError as error:
-        what = f"{process['args'][0]} could not be started: {_said(error)}"
-        if not _said(error).startswith("exec:"):  # the step that failed
-            raise RuntimeFailedError(what) from None
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-            raise ProgramNotFoundError(what) from None
-        raise NotExecutableError(what) from None
+        raise NotExecutableError(f"{error.strerror or error}") from None
 
     def poll() -> int | None:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -529,33 +524,3 @@ def _run_namespaces(
 
     code = signals.wait(pid, poll, lambda: os.kill(pid, 9))
     return code if code >= 0 else 128 - code
-
-
-def _said(error: OSError) -> str:
-    return str(error.strerror or error)
-
-
-def _replace_links(root: Path) -> None:
-    """Mount points that a link in the image would lead elsewhere, even out of the root."""
-    for name in ("proc", "sys", "dev"):
-        path = root / name
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            path.unlink()
-
-
-def _prepared(root: Path, volume: Volume) -> tuple[str, str, bool]:
-    """A volume whose target exists and is no link, so that mounting it cannot leave the root."""
-    target = inside(root, volume.target)
-    below = f"/{target.relative_to(root)}"
-    try:
-        if not below.startswith(
-            ("/dev/", "/proc/", "/sys/")
-        ):  # those appear later, on file systems of their own
-            if Path(volume.source).is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-            elif not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.touch()
-    except OSError as error:
-        raise UsageError(f"a volume cannot be mounted on {volume.target}: {_said(error)}") from None
-    return volume.source, below, volume.read_only

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 KEEP = 10  # recordings kept an image
 MERGED = 3  # recordings that a plan is made from: the union of three misses next to nothing
+_BEGINNING_S = 60.0  # a file this young may be without its header yet
 _SUFFIX = ".trace"
 
 
@@ -31,20 +32,38 @@ class TraceStore:
         return directory / f"{time.time_ns():020d}-{mount_id}{_SUFFIX}"
 
     def recordings(self, manifest_digest: str) -> list[native.Trace]:
-        """The last :data:`MERGED` readable recordings that hold anything, oldest first."""
+        """The last :data:`MERGED` readable recordings that hold anything, oldest first.
+
+        A damaged one is removed, once it is certain that nobody is just beginning it.
+        """
         found: list[native.Trace] = []
         for path in reversed(self.paths(manifest_digest)):
             try:
                 trace = native.Trace.load(str(path))
-            except (IntegrityError, OSError) as error:
-                log.warning("trace %s dropped: %s", path.name, error)
-                path.unlink(missing_ok=True)
+            except FileNotFoundError:  # dropped by another mount as one of the oldest
+                continue
+            except OSError as error:
+                log.warning("trace %s is left out: %s", path.name, error)
+                continue
+            except IntegrityError as error:
+                self._drop(path, error)
                 continue
             if trace.records():
                 found.insert(0, trace)
             if len(found) == MERGED:
                 break
         return found
+
+    @staticmethod
+    def _drop(path: Path, why: IntegrityError) -> None:
+        try:
+            if time.time() - path.stat().st_mtime < _BEGINNING_S:
+                return
+            path.unlink()
+        except OSError as error:
+            log.warning("trace %s is damaged and cannot be removed: %s", path.name, error)
+        else:
+            log.warning("trace %s dropped: %s", path.name, why)
 
     def merged(self, manifest_digest: str) -> native.Trace | None:
         """The union of the last recordings, earliest first use of each block; ``None`` when there is none."""

@@ -71,10 +71,14 @@ class Worker:
         image = tree.add_file(ROOT_INODE, IMAGE_NAME, chunk_map.image_bytes)
         tree.add_generated(tree.add_dir(ROOT_INODE, b".bootseer"), b"stats.json", self._statistics_json)
         if device_fd is None:
-            self.session = native.Session.mount(spec.mount.fuse_mountpoint, state_dir=spec.state_dir)
+            # Passthrough would make this a stacked file system, on which EROFS mounts only by a loop device; and an
+            # image is not complete when it is opened, so that it would not be used anyway.
+            self.session = native.Session.mount(
+                spec.mount.fuse_mountpoint, state_dir=spec.state_dir, passthrough=False
+            )
         else:
             self.session = native.Session.resume(
-                device_fd, mountpoint=spec.mount.fuse_mountpoint, state_dir=spec.state_dir
+                device_fd, mountpoint=spec.mount.fuse_mountpoint, state_dir=spec.state_dir, passthrough=False
             )
         self._detached = False
         self.session.add_file(image, self.file)

@@ -278,7 +278,8 @@ def spawn_namespaced(
     """Start a command in namespaces and a root of its own.
 
     Returns the pid of the namespace's init, a child of this process that exits with the command's code (128 + number
-    after a signal) and passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on. It is killed when the *thread* that called ends.
+    after a signal) and passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on. It is killed when the *thread*
+    that called ends.
     ``binds``: (source, target, read only); a missing target or ``cwd`` is made. OSError when the command cannot be
     executed or ``cwd`` not be entered; UsageError that names the step when the root cannot be set up.
     """
