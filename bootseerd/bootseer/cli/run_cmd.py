@@ -114,21 +114,22 @@ def run(
     )
     client: Client = context.obj
     report = _Report()
-    with Signals() as signals:
-        mounting = _Mounting(client, request)
-        try:
-            code = _run(
-                client, mounting, wanted, _Options(runtime, wait, upper, keep), signals=signals, report=report
-            )
-        except Interrupted as interrupted:
-            code = interrupted.exit_code
-        finally:
-            mounting.undo(signals)
-        if as_json:
-            report.values["exit_code"] = code
-            report.mark("ended_s")
-            emit_json_line(report.values)
-        _clear_abandoned(client)
+    signals = Signals()
+    signals.take_over()
+    mounting = _Mounting(client, request)
+    try:
+        code = _run(
+            client, mounting, wanted, _Options(runtime, wait, upper, keep), signals=signals, report=report
+        )
+    except Interrupted as interrupted:
+        code = interrupted.exit_code
+    finally:
+        mounting.undo(signals)
+    if as_json:
+        report.values["exit_code"] = code
+        report.mark("ended_s")
+        emit_json_line(report.values)
+    _clear_abandoned(client)
     return code
 
 

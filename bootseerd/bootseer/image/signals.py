@@ -1,6 +1,6 @@
 """Signals around a command that we start for somebody: none is lost, none is delivered twice, none leaves a mess.
 
-:class:`Signals` takes over from its entry on. Before the command runs, a signal that means "end" raises
+:class:`Signals` takes over. Before the command runs, a signal that means "end" raises
 :class:`Interrupted` where that is safe (:meth:`Signals.interruptible`, :meth:`Signals.check`) and is remembered
 everywhere else; while it runs, signals are passed on; after it has ended they are ignored, so that cleaning up is
 never cut short.
@@ -40,11 +40,15 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        self.take_over()
+        return self
+
+    def take_over(self) -> None:
+        """Enter for good: a process that is about to end must not be killed by a signal in its last moment."""
         for number in _FORWARDED:
             # Ignored ones stay so: nohup and background jobs of a shell rely on it.
             if signal.getsignal(number) not in {signal.SIG_IGN, None}:
                 self._previous[number] = signal.signal(number, self._note)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
