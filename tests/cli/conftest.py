@@ -86,10 +86,12 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 60.0) -> Outcome:
     """Its end."""
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
     assert "Traceback" not in err, err
     return Outcome(process.returncode, out, err)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bootseer import native
 from bootseer.core import paths
@@ -35,11 +35,14 @@ from bootseer.core.errors import (
     UsageError,
 )
 from bootseer.image.bundle import (
+    RUNTIMES,
     Command,
     NotExecutableError,
     ProgramNotFoundError,
+    RuntimeName,
     Volume,
     check_program,
+    check_runtime,
     host_volumes,
     make_directory,
     resolve_process,
@@ -71,10 +74,6 @@ __all__ = [
     "temporary_work_dir",
     "unmount",
 ]
-
-RuntimeName = Literal["runc", "crun", "namespaces"]
-# In the order of preference: crun needs a few milliseconds where runc needs tens; namespaces isolate least.
-RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "namespaces")
 
 _PROBE_TIMEOUT_S = 10.0
 _FORGET_FAILURE_S = 3600.0  # a machine may have been repaired meanwhile
@@ -322,14 +321,12 @@ def select(wanted: str, memory: Path | None = None) -> Selection:
     Whether one works is found out once and remembered in ``memory`` (default: beside the daemon's socket) for as long
     as the machine runs and the program is the same. UsageError, ConfigError.
     """
-    if wanted == "auto":
+    if check_runtime(wanted) == "auto":
         return _select_working(memory or default_memory())
-    for name in RUNTIMES:
-        if name == wanted:
-            if name != "namespaces" and shutil.which(name) is None:
-                raise ConfigError(f"{name} is not installed", hint=f"apt install {name}")
-            return Selection(name, {})
-    raise UsageError(f"{wanted!r} is no runtime", hint=f"one of auto, {', '.join(RUNTIMES)}")
+    name = next(name for name in RUNTIMES if name == wanted)
+    if name != "namespaces" and shutil.which(name) is None:
+        raise ConfigError(f"{name} is not installed", hint=f"apt install {name}")
+    return Selection(name, {})
 
 
 def default_memory() -> Path:
