@@ -228,8 +228,10 @@ def daemon(module_node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]
     monkeypatch.setenv("BOOTSEER_SOCKET", str(module_node.socket_path))
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
-    yield module_node
-    assert module_node.client.mounts() == []
-    assert list(temporary.iterdir()) == []
-    assert module_node.mounts() == []
-    shutil.rmtree(temporary)
+    try:
+        yield module_node
+        assert module_node.client.mounts() == []
+        assert list(temporary.iterdir()) == []
+        assert module_node.mounts() == []
+    finally:
+        shutil.rmtree(temporary)

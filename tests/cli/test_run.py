@@ -313,6 +313,15 @@ def test_prefetch_then_start(daemon: Node, shell_image: Path) -> None:
     assert outcome == Outcome(0, "link\norphan\nplain\nscript\n", "")
 
 
+def kill_outright(process: subprocess.Popen[str]) -> None:
+    """Without waiting for the ends of its pipes: a container may live on and hold them."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
+
+
 def test_killed_outright(daemon: Node, shell_image: Path, tmp_path: Path) -> None:
     """The next run clears up what is left of it."""
     out = tmp_path / "out"
@@ -322,8 +331,7 @@ def test_killed_outright(daemon: Node, shell_image: Path, tmp_path: Path) -> Non
         *("--", "sh", "-c", "echo >/out/ready; sleep 1000"),
     )
     wait_until((out / "ready").exists, "the command runs")
-    process.kill()
-    process.communicate()
+    kill_outright(process)
     assert len(daemon.client.mounts()) == 1
     assert run(shell_image, "true").code == 0
     wait_until(lambda: not daemon.client.mounts(), "the mount is cleared")
@@ -345,8 +353,7 @@ def test_a_container_that_outlives_its_run_keeps_its_files(
         *("--", "sh", "-c", script),
     )
     wait_until((out / "ready").exists, "the command runs")
-    process.kill()
-    process.communicate()
+    kill_outright(process)
     assert run(shell_image, "true").code == 0
     (out / "end").touch()
     wait_until((out / "done").exists, "the container has gone on")
