@@ -135,8 +135,8 @@ def _serve_plain(operations: FileOperations, mountpoint: Path) -> None:
         pyfuse3.close()
 
 
-def _cached_block_file(path: Path) -> _core.BlockFile:
-    """The file as stored chunks of 256 KiB, all of them in a cache beside it."""
+def _cached_block_file(path: Path, cache_directory: Path) -> _core.BlockFile:
+    """The file as stored chunks of 256 KiB, all of them in a cache."""
     chunk_bytes = 256 << 10
     contents = path.read_bytes()
     entries = []
@@ -145,7 +145,7 @@ def _cached_block_file(path: Path) -> _core.BlockFile:
         entries.append((offset, len(chunk), offset, len(chunk), hashlib.sha256(chunk).digest()))
     digest = hashlib.sha256(contents)
     chunk_map = _core.ChunkMap(len(contents), 0, len(contents), digest.digest(), entries)
-    cache = _core.Cache(str(path.with_name("cache")))
+    cache = _core.Cache(str(cache_directory))
     file = _core.BlockFile(cache, digest.hexdigest(), chunk_map, _core.open_source(str(path)), record=False)
     file.prefetch([(index, index) for index in range(len(entries))])
     deadline = time.monotonic() + 60
@@ -179,7 +179,8 @@ def main() -> None:
         case "pyfuse3_thread":
             _serve_plain(ThreadOperations(path), mountpoint)
         case "session":
-            _serve_session(_cached_block_file(path), mountpoint, passthrough=False)
+            cached = _cached_block_file(path, mountpoint.with_name("cache"))
+            _serve_session(cached, mountpoint, passthrough=False)
         case "passthrough":
             _serve_session(_core.LocalFile(str(path), passthrough=True), mountpoint, passthrough=True)
 

@@ -181,13 +181,18 @@ class Trials:
         chunk_map = native.ChunkMap.load(str(next((on.state_dir / "images").rglob("chunkmap"))))
         # The clock of the trace starts when the worker opens the file, ours with the command line.
         lag_s = (trace.started_unix_ns - started_unix_ns) / 1e9
-        late_s, fetched_bytes = 0.0, 0
-        for chunk, first_use_ns in trace.plan(chunk_map):
-            fetched_bytes += chunk_map.chunk(chunk)[3]
-            arrives_s = self.link.rtt_s + fetched_bytes / self.link.bytes_per_s
-            late_s = max(late_s, arrives_s - (lag_s + first_use_ns / 1e9))
-        self.times.hot_bytes = fetched_bytes
-        return warm_s + late_s
+        needs = [(lag_s + t_ns / 1e9, chunk_map.chunk(chunk)[3]) for chunk, t_ns in trace.plan(chunk_map)]
+        self.times.hot_bytes = sum(count for _, count in needs)
+        return bound_s(warm_s, needs, self.link)
+
+
+def bound_s(warm_s: float, needs: Sequence[tuple[float, int]], link: Link) -> float:
+    """``T_warm + max(0, max_i(R + C_i/B - t_i))`` for (t_i, bytes) in first-use order."""
+    late_s, fetched_bytes = 0.0, 0
+    for needed_s, count_bytes in needs:
+        fetched_bytes += count_bytes
+        late_s = max(late_s, link.rtt_s + fetched_bytes / link.bytes_per_s - needed_s)
+    return warm_s + late_s
 
 
 def figures(times: Times) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@
 #include <bootseer/session_control.hpp>
 #include <bootseer/session_device.hpp>
 #include <bootseer/session_mount.hpp>
+#include <bootseer/session_seats.hpp>
 #include <bootseer/session_state.hpp>
 #include <bootseer/session_wire.hpp>
 #include <cerrno>
@@ -44,6 +45,8 @@ constexpr std::size_t kRequestBytes = (1U << 20) + 8192;
 constexpr std::size_t kControlReplyBytes = (1U << 20) + 65536;
 // The largest READ: the kernel's limit of 256 pages, and ours.
 constexpr std::size_t kScratchBytes = 1U << 20;
+// A READ that is answered without letting another thread wait for the next request meanwhile.
+constexpr std::uint32_t kSmallReadBytes = 32U << 10;
 constexpr int kInterruptPollMs = 50;
 constexpr int kNice = -5;
 
@@ -97,6 +100,7 @@ struct alignas(64) Reader {
   std::unique_ptr<std::byte[]> request{new std::byte[kRequestBytes]};
   std::unique_ptr<std::byte[]> scratch{new std::byte[kScratchBytes]};
   int slot = Journal::kNoSlot;
+  bool seated = false;
   std::atomic<std::uint64_t> reads{0};
   std::atomic<std::uint64_t> waited{0};
   std::atomic<std::uint64_t> bytes{0};
@@ -142,6 +146,7 @@ class Session::Core {
   // Reader threads.
   void raise_priority();
   void read_requests(Reader& reader);
+  void leave_seat(Reader& reader);
   std::span<std::byte> receive(Reader& reader, ssize_t& result);
   void handle(Reader& reader, std::span<std::byte> message, bool replayed);
   void serve(Reader& reader, const Request& request, const std::shared_ptr<ReadFile>& file);
@@ -181,6 +186,7 @@ class Session::Core {
   std::atomic<std::uint64_t> replayed_init_{0};  // unique of an INIT whose reply is to be dropped
 
   std::vector<std::unique_ptr<Reader>> readers_;
+  Seats seats_;
   std::thread relay_thread_;
   UniqueFd wake_ = make_event();
   std::atomic<bool> stopping_{false};
@@ -199,7 +205,9 @@ Session::Core::Core(UniqueFd device, SessionOptions options, bool resumed)
     : options_(std::move(options)),
       resumed_(resumed),
       device_(std::make_shared<Device>(std::move(device), open_journal())),
-      opens_(state_path("opens")) {
+      opens_(state_path("opens")),
+      // The programs that read need the other half.
+      seats_(std::clamp(processors() / 2, 1U, options_.threads), options_.threads) {
   install_wake_handler();
   for (unsigned index = 0; index < options_.threads; ++index) readers_.push_back(std::make_unique<Reader>());
   init_known_ = !resumed_;
@@ -278,6 +286,7 @@ void Session::Core::raise_priority() {
 
 void Session::Core::stop() {
   stopping_ = true;
+  seats_.shut();
   control_.shut();
   post(wake_);
   for (auto& reader : readers_) {
@@ -323,7 +332,12 @@ void Session::Core::replay() {
   }
 }
 
+void Session::Core::leave_seat(Reader& reader) {
+  if (std::exchange(reader.seated, false)) seats_.give();
+}
+
 void Session::Core::end() noexcept {
+  seats_.shut();
   if (!ended_.exchange(true)) post(ended_event_);
 }
 
@@ -352,6 +366,8 @@ std::span<std::byte> Session::Core::receive(Reader& reader, ssize_t& result) {
 
 void Session::Core::read_requests(Reader& reader) {
   while (!stopping_.load(std::memory_order_acquire)) {
+    if (!reader.seated && !seats_.take()) return;
+    reader.seated = true;
     ssize_t result = 0;
     const auto message = receive(reader, result);
     if (result > 0) {
@@ -383,10 +399,11 @@ void Session::Core::handle(Reader& reader, std::span<std::byte> message, bool re
   }
   const auto& header = request->header;
   try {
+    if (header.opcode == fuse::kRead) {
+      if (const auto file = find(header.nodeid)) return serve(reader, *request, file);
+    }
+    leave_seat(reader);
     switch (header.opcode) {
-      case fuse::kRead:
-        if (const auto file = find(header.nodeid)) return serve(reader, *request, file);
-        break;
       case fuse::kInterrupt:
         return on_interrupt(*request, message);
       case fuse::kInit:
@@ -409,9 +426,11 @@ void Session::Core::handle(Reader& reader, std::span<std::byte> message, bool re
     }
     if (!init_known_) {
       // The kernel sends nothing but INIT to a mount that was never initialized: the record is lost.
+      {
+        const std::lock_guard lock(info_mutex_);
+        last_error_ = "the state directory holds no record of this mount's INIT";
+      }
       if (fuse::expects_reply(header.opcode)) device_->answer(header.unique, EIO, {});
-      const std::lock_guard lock(info_mutex_);
-      last_error_ = "the state directory holds no record of this mount's INIT";
       return;
     }
     forward(reader, *request, message);
@@ -431,6 +450,8 @@ void Session::Core::serve(Reader& reader, const Request& request, const std::sha
     device_->answer(header.unique, EINVAL, {});
     return;
   }
+  if (read->size > kSmallReadBytes) leave_seat(reader);
+  const auto began = reader.seated ? Seats::Clock::now() : Seats::Clock::time_point();
   const ReadContext context{header.pid};
   iovec view{};
   const ssize_t got =
@@ -439,8 +460,10 @@ void Session::Core::serve(Reader& reader, const Request& request, const std::sha
     view.iov_len = static_cast<std::size_t>(got);
     bump(reader.bytes, view.iov_len);
     device_->answer(header.unique, 0, {&view, got > 0 ? 1U : 0U});
+    if (reader.seated && !seats_.note(began, Seats::Clock::now())) leave_seat(reader);
   } else if (got == -EAGAIN) {
     bump(reader.waited);
+    leave_seat(reader);
     // From here on the slot belongs to the answer.
     auto reply = device_->park(header.unique, header.nodeid, header.pid, reader.slot);
     reader.slot = Journal::kNoSlot;
@@ -778,6 +801,7 @@ Session::Info Session::Core::info() const {
   values["resend"] = negotiated_.resend;
   values["journal"] = device_->journal() != nullptr;
   values["threads"] = integer(options_.threads);
+  values["seats"] = integer(seats_.seats());
   values["last_error"] = last_error_;
   for (const auto& [key, value] : tuned_) values[key] = value;
   info.fallbacks = negotiated_.fallbacks;
@@ -818,8 +842,9 @@ std::map<std::string, std::uint64_t> Session::Core::statistics() const {
 namespace {
 
 SessionOptions checked(SessionOptions options) {
-  if (options.threads > 256) throw Error(Errc::usage, "threads must be at most 256");
-  if (options.threads == 0) options.threads = std::clamp(processors(), 2U, 4U);
+  if (options.threads == 0 || options.threads > 256) {
+    throw Error(Errc::usage, "threads must be between 1 and 256");
+  }
   if (options.max_read_bytes < 4096 || options.max_read_bytes > (1U << 20) ||
       options.max_read_bytes % 4096 != 0) {
     throw Error(Errc::usage, "max_read_bytes must be a multiple of 4096, at most 1 MiB");

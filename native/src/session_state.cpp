@@ -75,12 +75,17 @@ SharedMapping::SharedMapping(const std::string& path, std::size_t bytes) : size_
       throw_errno("cannot size " + path);
     }
   }
-  // Populated now: a page fault inside read(2) on the device could fail a request while the process is
-  // killed.
-  const int flags = (path.empty() ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED | MAP_POPULATE);
+  const int flags = path.empty() ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
   if (mapped == MAP_FAILED) throw_errno("cannot map " + path);
   data_ = static_cast<std::byte*>(mapped);
+  if (path.empty()) return;
+  // Every page is written to now (MAP_POPULATE only reads): should the kernel have to fault one in while it
+  // copies a request here and the process is being killed, it would fail the request.
+  constexpr std::size_t kPageBytes = 4096;
+  for (std::size_t offset = 0; offset < bytes; offset += kPageBytes) {
+    std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(data_ + offset)).fetch_or(0);
+  }
 }
 
 SharedMapping::SharedMapping(SharedMapping&& other) noexcept

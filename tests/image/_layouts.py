@@ -1,91 +1,82 @@
-"""OCI layouts as other tools make them, sound and broken; and what an image of ours holds."""
+"""OCI layouts as other tools write them."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bootseer import native
-from bootseer.image import layout
-from bootseer.image.resolve import resolve
-
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+OCI = {
+    "manifest": "application/vnd.oci.image.manifest.v1+json",
+    "index": "application/vnd.oci.image.index.v1+json",
+    "config": "application/vnd.oci.image.config.v1+json",
+    "layer": "application/vnd.oci.image.layer.v1.tar",
+    "layer+gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
+    "layer+zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
+}
+DOCKER = {
+    "manifest": "application/vnd.docker.distribution.manifest.v2+json",
+    "index": "application/vnd.docker.distribution.manifest.list.v2+json",
+    "config": "application/vnd.docker.container.image.v1+json",
+    "layer": "application/vnd.docker.image.rootfs.diff.tar",
+    "layer+gzip": "application/vnd.docker.image.rootfs.diff.tar.gzip",
+}
+CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["/bin/true"], "Env": ["A=b"]}}
 
 Descriptor = dict[str, Any]
 
 
-class OciLayout:
-    """A layout in the making. Nothing is checked: every kind of nonsense can be written."""
+def put(root: Path, media_type: str, data: bytes | dict[str, Any]) -> Descriptor:
+    """Store a blob; documents as JSON."""
+    content = data if isinstance(data, bytes) else json.dumps(data).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    path = root / "blobs/sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.blobs = root / "blobs/sha256"
-        self.blobs.mkdir(parents=True)
-        (root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
 
-    def blob(self, data: bytes, media_type: str) -> Descriptor:
-        digest = hashlib.sha256(data).hexdigest()
-        (self.blobs / digest).write_bytes(data)
-        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+def put_manifest(
+    root: Path,
+    layers: Sequence[bytes],
+    *,
+    types: dict[str, str] = OCI,
+    kind: str = "layer+gzip",
+    config: dict[str, Any] | None = None,
+) -> Descriptor:
+    """Store an image of plain tars, compressed as ``kind`` says."""
+    packed = [gzip.compress(layer, 1, mtime=0) if kind == "layer+gzip" else layer for layer in layers]
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": types["manifest"],
+        "config": put(root, types["config"], config or CONFIG),
+        "layers": [put(root, types[kind], layer) for layer in packed],
+    }
+    return put(root, types["manifest"], manifest)
 
-    def json(self, value: object, media_type: str) -> Descriptor:
-        return self.blob(json.dumps(value).encode(), media_type)
 
-    def image(
-        self,
-        *layers: bytes,
-        config: object = None,
-        manifest_type: str = layout.MANIFEST_TYPE,
-        layer_type: str = LAYER_TYPE,
-        **fields: Any,
-    ) -> Descriptor:
-        """A manifest with these layers; its descriptor."""
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": manifest_type,
-            "config": self.json(config or {"config": {"Cmd": ["/bin/sh"]}}, layout.CONFIG_TYPE),
-            "layers": [self.blob(layer, layer_type) for layer in layers],
-            **fields,
-        }
-        return self.json(manifest, manifest_type)
-
-    def write_index(self, *entries: object, **fields: Any) -> Path:
-        """``index.json`` with these descriptors; returns the layout."""
-        index = {"schemaVersion": 2, "manifests": list(entries), **fields}
-        (self.root / "index.json").write_text(json.dumps(index))
-        return self.root
+def finish(root: Path, entries: Sequence[Descriptor]) -> Path:
+    """Write what makes a directory a layout."""
+    (root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    index = {"schemaVersion": 2, "manifests": list(entries)}
+    (root / "index.json").write_text(json.dumps(index))
+    return root
 
 
 def tagged(descriptor: Descriptor, tag: str) -> Descriptor:
-    return {**descriptor, "annotations": {layout.REF_NAME: tag}}
+    """An entry of ``index.json``."""
+    return {**descriptor, "annotations": {"org.opencontainers.image.ref.name": tag}}
 
 
-def unpack(reference: str, scratch: Path) -> Path:
-    """The EROFS image behind one of our references, decoded and verified chunk by chunk."""
-    image = resolve(reference)
-    chunk_map = native.ChunkMap.parse(image.chunk_map)
-    cache = native.Cache(str(scratch / "cache"))
-    file = native.BlockFile(
-        cache,
-        image.blob_digest.removeprefix("sha256:"),
-        chunk_map,
-        native.open_source(image.blob_uri),
-        background_fill=False,
-        record=False,
-    )
-    path = scratch / "unpacked"
-    try:
-        with path.open("wb") as out:
-            for offset in range(0, file.size_bytes, 1 << 20):
-                out.write(file.pread(offset, 1 << 20))
-    finally:
-        file.close()
-        cache.close()
-    return path
+def for_platform(descriptor: Descriptor, platform: str) -> Descriptor:
+    """An entry of an index for ``os/architecture``."""
+    os_name, _, architecture = platform.partition("/")
+    return {**descriptor, "platform": {"os": os_name, "architecture": architecture}}
 
 
-def snapshot(directory: Path) -> dict[str, bytes]:
-    """Every file of a directory: what a failure must leave alone."""
-    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+def contents(root: Path) -> dict[str, bytes]:
+    """All files below a directory."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}

@@ -1,27 +1,37 @@
-"""From a directory or an OCI layout to an image of ours and back to files, and every way in which that fails."""
+"""Converting a directory or an OCI image, to the bytes that a start will read."""
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import json
 import os
-import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.image._layouts import LAYER_TYPE, OciLayout, snapshot, tagged, unpack
-from tests.image._trees import differences, fsck, look, make_tree, mounted
-from tests.image.test_layers import Layer
-from tests.native.origin import zstd
+from tests.image._layouts import (
+    CONFIG,
+    DOCKER,
+    OCI,
+    contents,
+    finish,
+    for_platform,
+    put,
+    put_manifest,
+    tagged,
+)
+from tests.image._trees import differences, look, make_tree, mounted, write
 
 from bootseer import native
 from bootseer.core.errors import BootseerError, IntegrityError, NotFoundError, UsageError
 from bootseer.image import layout
-from bootseer.image.convert import convert
+from bootseer.image.convert import ConvertedImage, convert
 from bootseer.image.resolve import resolve
 
 
@@ -33,537 +43,330 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def tar_of(layer: Layer, tmp_path: Path) -> bytes:
-    return layer.save(tmp_path / "tar").read_bytes()
-
-
-def small(tmp_path: Path, content: bytes = b"content") -> bytes:
-    return tar_of(Layer().add("file", content), tmp_path)
-
-
-@contextmanager
-def shown(destination: Path, tmp_path: Path) -> Iterator[Path]:
-    """The converted image, mounted."""
-    image = unpack(str(destination), tmp_path)
-    fsck(image)
-    with mounted(image, tmp_path / "mnt") as root:
-        yield root
-
-
-def no_leftovers(destination: Path) -> bool:
-    return not [path for path in destination.rglob("*") if "tmp" in path.name]
-
-
-# ---- a directory ----
-
-
-def test_a_directory_comes_back_as_it_was(tree: Path, tmp_path: Path) -> None:
-    made = convert(tree, tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as root:
-        assert differences(look(root), look(tree)) == []
-    assert made.files > 700
-    assert no_leftovers(tmp_path / "out")
-
-
-def test_the_numbers_are_those_of_the_files(tree: Path, tmp_path: Path) -> None:
-    made = convert(tree, tmp_path / "out")
-    image = resolve(str(tmp_path / "out"))
-    chunk_map = native.ChunkMap.parse(image.chunk_map)
-    assert image.manifest_digest == made.digest
-    assert made.image_bytes == chunk_map.image_bytes == unpack(str(tmp_path / "out"), tmp_path).stat().st_size
-    assert made.meta_bytes == chunk_map.meta_bytes
-    assert made.chunks == chunk_map.chunk_count
-    assert made.blob_bytes == image.blob_bytes == Path(image.blob_uri).stat().st_size
-    assert image.blob_digest == "sha256:" + chunk_map.blob_sha256.hex()
-
-
-def test_the_same_input_gives_the_same_digest(tree: Path, tmp_path: Path) -> None:
-    first = convert(tree, tmp_path / "1", threads=1)
-    second = convert(tree, tmp_path / "2", threads=4)
-    assert first == second
-    assert snapshot(tmp_path / "1") == snapshot(tmp_path / "2")
-
-
-def test_options_change_the_chunks_and_not_the_image(tree: Path, tmp_path: Path) -> None:
-    usual = convert(tree, tmp_path / "out", tag="usual")
-    fine = convert(tree, tmp_path / "out", tag="fine", average_chunk_bytes=16 << 10, level=9)
-    assert fine.chunks > usual.chunks
-    images = [unpack(f"{tmp_path / 'out'}:{tag}", tmp_path).read_bytes() for tag in ("usual", "fine")]
-    assert images[0] == images[1]
-
-
-@pytest.mark.parametrize("average", [0, 16383, (1 << 20) + 1, -1])
-def test_an_odd_average_is_refused(tmp_path: Path, average: int) -> None:
-    with pytest.raises(UsageError, match="average chunk"):
-        convert(tmp_path, tmp_path / "out", average_chunk_bytes=average)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("level", [-1, 0, 23, 1000])
-def test_an_odd_level_is_refused(tmp_path: Path, level: int) -> None:
-    (tmp_path / "tree").mkdir()
-    with pytest.raises(UsageError, match="level"):
-        convert(tmp_path / "tree", tmp_path / "out", level=level)
-
-
-@pytest.mark.parametrize("tag", ["", "a b", "-x", "a/b", "é", "x" * 129, "a\nb"])
-def test_a_tag_that_nobody_could_ask_for_is_refused(tmp_path: Path, tag: str) -> None:
-    (tmp_path / "tree").mkdir()
-    with pytest.raises(UsageError, match="tag"):
-        convert(tmp_path / "tree", tmp_path / "out", tag=tag)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_empty_directory_is_an_image(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    assert convert(tmp_path / "tree", tmp_path / "out").files == 1
-    with shown(tmp_path / "out", tmp_path) as root:
-        assert list(root.iterdir()) == []
-
-
-def test_a_directory_gets_a_plain_config(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", tmp_path / "out")
-    config = resolve(str(tmp_path / "out")).config
-    assert config["os"] == "linux"
-    assert config["config"]["Cmd"] == ["/bin/sh"]
-
-
-def test_progress_names_its_stages(tree: Path, tmp_path: Path) -> None:
-    seen: dict[str, tuple[int, int]] = {}
-
-    def note(stage: str, done_bytes: int, total_bytes: int) -> None:
-        assert 0 <= done_bytes <= total_bytes
-        assert done_bytes >= seen.get(stage, (0, 0))[0]
-        seen[stage] = done_bytes, total_bytes
-
-    convert(tree, tmp_path / "out", progress=note)
-    assert len(seen) >= 2
-    assert all(done == total for done, total in seen.values())
-
-
-@pytest.mark.parametrize("after", [1, 2])
-def test_an_interrupted_conversion_leaves_nothing(tree: Path, tmp_path: Path, after: int) -> None:
-    calls = 0
-
-    def interrupt(stage: str, done_bytes: int, total_bytes: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(tree, tmp_path / "out", progress=interrupt)
-    assert no_leftovers(tmp_path / "out")
-    assert not (tmp_path / "out/index.json").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/secret").write_bytes(b"x")
-    (tmp_path / "tree/secret").chmod(0)
-    with pytest.raises(PermissionError, match="secret"):
-        convert(tmp_path / "tree", tmp_path / "out")
-
-
-def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
-    root = tmp_path / os.fsdecode(b"caf\xe9")
-    root.mkdir()
-    (root / "file").write_bytes(b"content")
-    convert(root, tmp_path / os.fsdecode(b"out\xff"))
-    (tmp_path / os.fsdecode(b"out\xff")).rename(tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as seen:
-        assert (seen / "file").read_bytes() == b"content"
-
-
-# ---- where it goes ----
-
-
-def test_tags_live_side_by_side(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    first = convert(tmp_path / "tree", tmp_path / "out", tag="one")
-    (tmp_path / "tree/file").write_bytes(b"x")
-    second = convert(tmp_path / "tree", tmp_path / "out", tag="two")
-    assert resolve(f"{tmp_path}/out:one").manifest_digest == first.digest != second.digest
-    assert resolve(f"{tmp_path}/out:two").manifest_digest == second.digest
-    third = convert(tmp_path / "tree", tmp_path / "out", tag="one")  # moves on
-    assert resolve(f"{tmp_path}/out:one").manifest_digest == third.digest == second.digest
-    index = json.loads((tmp_path / "out/index.json").read_text())
-    assert len(index["manifests"]) == 2
-
-
-def test_other_entries_of_the_layout_stay(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "out")
-    foreign = tagged(oci.image(small(tmp_path)), "foreign")
-    oci.write_index(foreign, {**foreign, "annotations": None}, annotations={"kept": "yes"})
-    convert(Path(f"{tmp_path}/out:foreign"), tmp_path / "out", tag="lazy")
-    index = json.loads((tmp_path / "out/index.json").read_text())
-    assert index["annotations"] == {"kept": "yes"}
-    assert index["manifests"][0] == foreign
-    assert len(index["manifests"]) == 3
-    with shown(Path(f"{tmp_path}/out:lazy"), tmp_path) as root:
-        assert (root / "file").read_bytes() == b"content"
-
-
-@pytest.mark.parametrize("inside", [".", "out", "a/b/out"])
-def test_a_destination_inside_of_the_source_is_refused(tmp_path: Path, inside: str) -> None:
-    (tmp_path / "tree").mkdir()
-    before = list((tmp_path / "tree").iterdir())
-    with pytest.raises(UsageError, match="lies in"):
-        convert(tmp_path / "tree", tmp_path / "tree" / inside)
-    assert list((tmp_path / "tree").iterdir()) == before
-
-
-def test_a_destination_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "file").write_text("kept")
-    for destination in ("file", "file/below"):
-        with pytest.raises(UsageError, match="not a directory"):
-            convert(tmp_path / "tree", tmp_path / destination)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-@pytest.mark.parametrize("index", ["{", "[]", '{"manifests": 5}', '{"manifests": [1]}', "null"])
-def test_a_broken_index_of_the_destination_is_kept(tmp_path: Path, index: str) -> None:
-    (tmp_path / "tree").mkdir()
-    OciLayout(tmp_path / "out")
-    (tmp_path / "out/index.json").write_text(index)
-    before = snapshot(tmp_path / "out")
-    with pytest.raises(IntegrityError, match=r"index\.json"):
-        convert(tmp_path / "tree", tmp_path / "out")
-    assert snapshot(tmp_path / "out") == before
-
-
-def test_an_interrupted_rename_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", tmp_path / "out")
-    before = (tmp_path / "out/index.json").read_bytes()
-    (tmp_path / "tree/file").write_bytes(b"x")
-
-    def refuse(self: Path, target: object) -> Path:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OSError, match="Input/output"):
-        convert(tmp_path / "tree", tmp_path / "out")
-    assert (tmp_path / "out/index.json").read_bytes() == before
-    assert no_leftovers(tmp_path / "out")
-
-
-def test_blobs_are_readable_by_others(tmp_path: Path) -> None:
-    """A web server serves the layout, and it is not root."""
-    (tmp_path / "tree").mkdir()
-    before = os.umask(0o077)
-    try:
-        convert(tmp_path / "tree", tmp_path / "out")
-    finally:
-        os.umask(before)
-    for path in (tmp_path / "out/blobs/sha256").iterdir():
-        assert path.stat().st_mode & 0o777 == 0o644, path
+@pytest.fixture(scope="module")
+def layer(tree: Path) -> bytes:
+    options = ["--format=posix", "--xattrs", "--xattrs-include=*", "--numeric-owner"]
+    return subprocess.run(
+        ["tar", *options, "-C", str(tree), "-c", "."], stdout=subprocess.PIPE, check=True
+    ).stdout
 
 
 @pytest.fixture
-def little_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        native.umount(str(place))
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
-@pytest.mark.parametrize("file_bytes", [3 << 20, 8 << 20])  # the blob, the image
-def test_a_full_disk_leaves_what_was_there(little_disk: Path, tmp_path: Path, file_bytes: int) -> None:
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", little_disk / "out")
-    before = snapshot(little_disk)
-    (tmp_path / "tree/file").write_bytes(os.urandom(file_bytes))
-    with pytest.raises(OSError, match="No space left"):
-        convert(tmp_path / "tree", little_disk / "out")
-    assert snapshot(little_disk) == before
+def small_tree(path: Path, name: str = "file") -> Path:
+    write(path / name, b"content")
+    return path
 
 
-def test_a_disk_that_is_full_at_the_very_end(little_disk: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", little_disk / "out")
-    before = (little_disk / "out/index.json").read_bytes()
-    # An index that no longer fits: many entries of other tools.
-    index = json.loads(before)
-    index["manifests"] += [{**index["manifests"][0], "annotations": {"x": "y" * 100_000}}] * 11
-    (little_disk / "out/index.json").write_text(json.dumps(index))
-    before = (little_disk / "out/index.json").read_bytes()
-    (little_disk / "filler").write_bytes(bytes((2 << 20) + (1 << 19)))
-    with pytest.raises(OSError, match="No space left"):
-        convert(tmp_path / "tree", little_disk / "out", tag="other")
-    assert (little_disk / "out/index.json").read_bytes() == before
-    assert no_leftovers(little_disk / "out")
+def unpack(out: Path, converted: ConvertedImage, image: Path) -> native.ChunkMap:
+    """Rebuild the EROFS image from the blob as a start would, by the map alone; every digest is checked."""
+    resolved = resolve(f"{out}@{converted.digest}")
+    chunk_map = native.ChunkMap.parse(resolved.chunk_map)
+    blob = Path(resolved.blob_uri).read_bytes()
+    assert hashlib.sha256(blob).digest() == chunk_map.blob_sha256
+    assert len(blob) == chunk_map.blob_bytes == resolved.blob_bytes == converted.blob_bytes
+    with image.open("wb") as file:
+        for index in range(chunk_map.chunk_count):
+            raw_offset, raw_bytes, blob_offset, blob_bytes, sha256 = chunk_map.chunk(index)
+            raw = blob[blob_offset : blob_offset + blob_bytes]
+            if blob_bytes == 0:
+                raw = bytes(raw_bytes)
+            elif blob_bytes != raw_bytes:
+                raw = subprocess.run(["zstd", "-dcq"], input=raw, stdout=subprocess.PIPE, check=True).stdout
+            assert file.tell() == raw_offset
+            assert len(raw) == raw_bytes
+            assert hashlib.sha256(raw).digest() == sha256
+            file.write(raw)
+    return chunk_map
 
 
-# ---- an OCI image ----
+def manifest_of(out: Path, converted: ConvertedImage) -> dict[str, Any]:
+    return layout.read_manifest(
+        layout.DirectoryStore(out),
+        layout.manifest_descriptor(layout.DirectoryStore(out), None, converted.digest),
+    )[1]
 
 
-def layers_of_an_image(tmp_path: Path) -> list[bytes]:
-    return [
-        tar_of(
-            Layer()
-            .directory("etc")
-            .add("etc/old", b"old")
-            .add("etc/changed", b"1")
-            .add("data/hidden", b"x")
-            .add("program", b"#!", mode=0o4755, uid=7, gid=8),
-            tmp_path,
-        ),
-        tar_of(Layer().add("etc/.wh.old").add("etc/changed", b"2").add("data/.wh..wh..opq"), tmp_path),
-        tar_of(Layer().add("data/new", b"new").link("data/linked", "etc/changed"), tmp_path),
+def test_a_directory_and_back(tree: Path, out: Path, tmp_path: Path) -> None:
+    converted = convert(tree, out)
+    chunk_map = unpack(out, converted, tmp_path / "image")
+    assert converted.image_bytes == chunk_map.image_bytes == (tmp_path / "image").stat().st_size
+    assert (converted.chunks, converted.meta_bytes) == (chunk_map.chunk_count, chunk_map.meta_bytes)
+    with mounted(tmp_path / "image", tmp_path / "mnt") as seen:
+        assert differences(look(seen), look(tree)) == []
+
+
+def test_the_artifact(tree: Path, out: Path) -> None:
+    converted = convert(tree, out, tag="v1")
+    manifest = manifest_of(out, converted)
+    assert manifest["artifactType"] == "application/vnd.bootseer.image.v1"
+    assert manifest["annotations"] == {"dev.bootseer.format": "1"}
+    assert [each["mediaType"] for each in (manifest["config"], *manifest["layers"])] == [
+        "application/vnd.oci.image.config.v1+json",
+        "application/vnd.bootseer.chunkmap.v1",
+        "application/vnd.bootseer.chunks.v1+zstd",
     ]
+    for each in (manifest["config"], *manifest["layers"]):
+        path = out / layout.blob_path(each["digest"])
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+        assert path.stat().st_size == each["size"]
+    assert "subject" not in manifest
+    config = resolve(f"{out}:v1").config
+    assert config["config"]["Cmd"] == ["/bin/sh"]
+    assert config["config"]["Env"][0].startswith("PATH=/usr/local/sbin:")
+    files = {path.name for path in out.iterdir()}
+    assert files == {"blobs", "index.json", "oci-layout"}
+    assert len(list((out / "blobs/sha256").iterdir())) == 4
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
-def test_the_layers_of_an_image_become_one_tree(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    manifest = oci.image(
-        *[pack(layer) for layer in layers_of_an_image(tmp_path)], config={"config": {"User": "7"}}
-    )
-    oci.write_index(manifest)
-    convert(tmp_path / "oci", tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as root:
-        seen = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-        assert seen == {
-            "etc/changed": b"2",
-            "data/new": b"new",
-            "data/linked": b"2",
-            "program": b"#!",
-        }
-        assert (root / "data/linked").samefile(root / "etc/changed")
-        status = (root / "program").stat()
-        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o4755, 7, 8)
-    image = resolve(str(tmp_path / "out"))
-    assert image.config == {"config": {"User": "7"}}
-    made = json.loads((tmp_path / "out" / layout.blob_path(image.manifest_digest)).read_bytes())
-    assert made["subject"] == manifest
+@pytest.mark.parametrize("types", [OCI, DOCKER], ids=["oci", "docker"])
+@pytest.mark.parametrize("kind", ["layer", "layer+gzip"])
+def test_an_oci_image(
+    layer: bytes, tree: Path, out: Path, tmp_path: Path, types: dict[str, str], kind: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    source = put_manifest(tmp_path / "source", [layer], types=types, kind=kind)
+    finish(tmp_path / "source", [tagged(source, "latest")])
+    converted = convert(tmp_path / "source", out)
+    assert manifest_of(out, converted)["subject"] == source
+    assert resolve(str(out)).config == CONFIG
+    # The same files by another way: everything but the config is equal, down to the digests.
+    direct = manifest_of(out, convert(tree, out, tag="direct"))
+    assert direct["layers"] == manifest_of(out, converted)["layers"]
 
 
-def test_more_than_a_hundred_layers(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    layers = [Layer().add(f"file{n}", b"%d" % n).add("last", b"%d" % n) for n in range(130)]
-    oci.write_index(oci.image(*[tar_of(layer, tmp_path) for layer in layers]))
-    convert(tmp_path / "oci", tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as root:
-        assert len(list(root.iterdir())) == 131
-        assert (root / "last").read_bytes() == b"129"
+def test_layers_are_applied_in_order(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "source").mkdir()
+    layers = []
+    for name, data in (("first", b"1"), ("second", b"22")):
+        small_tree(tmp_path / name, f"only-{name}")
+        write(tmp_path / name / "both", data)
+        packed = subprocess.run(
+            ["tar", "-C", str(tmp_path / name), "-c", "."], stdout=subprocess.PIPE, check=True
+        )
+        layers.append(packed.stdout)
+    finish(tmp_path / "source", [put_manifest(tmp_path / "source", layers)])
+    unpack(out, convert(tmp_path / "source", out), tmp_path / "image")
+    with mounted(tmp_path / "image", tmp_path / "mnt") as seen:
+        assert sorted(path.name for path in seen.iterdir()) == ["both", "only-first", "only-second"]
+        assert (seen / "both").read_bytes() == b"22"
 
 
-def test_an_image_without_layers(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    oci.write_index(oci.image())
-    assert convert(tmp_path / "oci", tmp_path / "out").files == 1
+def test_the_platform_of_this_machine(layer: bytes, tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    other = for_platform(put_manifest(source, [], config={"other": 1}), "linux/other")
+    ours = put_manifest(source, [layer])
+    here = for_platform(ours, f"linux/{layout.host_architecture()}")
+    finish(source, [tagged(put(source, OCI["index"], {"manifests": [other, here]}), "x")])
+    assert manifest_of(out, convert(source.with_name("source:x"), out))["subject"]["digest"] == ours["digest"]
 
 
-def test_a_layer_that_occurs_twice(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    oci.write_index(oci.image(*[small(tmp_path)] * 2))
-    convert(tmp_path / "oci", tmp_path / "out")
+def test_the_same_input_gives_the_same_digests(tree: Path, tmp_path: Path) -> None:
+    first = convert(tree, tmp_path / "1", threads=1)
+    subprocess.run(["cp", "-a", str(tree), str(tmp_path / "copy")], check=True)
+    second = convert(tmp_path / "copy", tmp_path / "2", threads=3)
+    assert first == second
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-def test_docker_media_types(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    manifest = oci.image(
-        gzip.compress(small(tmp_path)),
-        manifest_type=layout.DOCKER_MANIFEST_TYPE,
-        layer_type="application/vnd.docker.image.rootfs.diff.tar.gzip",
-    )
-    entry = {**manifest, "platform": {"architecture": "amd64", "os": "linux"}}
-    oci.write_index(
-        oci.json({"mediaType": layout.DOCKER_LIST_TYPE, "manifests": [entry]}, layout.DOCKER_LIST_TYPE)
-    )
-    convert(tmp_path / "oci", tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as root:
-        assert (root / "file").read_bytes() == b"content"
+def test_a_changed_file_leaves_the_other_chunks(tmp_path: Path, out: Path) -> None:
+    tree = tmp_path / "tree"
+    data = {name: os.urandom(2 << 20) for name in ("a", "b", "c")}
+    for name, content in data.items():
+        write(tree / name, content)
+
+    def chunks(tag: str) -> set[bytes]:
+        resolved = resolve(f"{out}@{convert(tree, out, tag=tag).digest}")
+        chunk_map = native.ChunkMap.parse(resolved.chunk_map)
+        return {chunk_map.chunk(index)[4] for index in range(chunk_map.chunk_count)}
+
+    before = chunks("before")
+    write(tree / "a", data["a"] + os.urandom(8192))  # everything behind moves by two pages
+    write(tree / "b", data["b"][: 1 << 20] + os.urandom(4096) + data["b"][1 << 20 :])
+    after = chunks("after")
+    # Metadata, the end of a, and in b the chunk that was split and perhaps its neighbours.
+    assert len(after - before) <= 6
+    assert len(after & before) >= len(before) - 5
 
 
-def test_an_index_in_the_index_is_followed_by_platform(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    entries = [
-        {**oci.image(small(tmp_path, name.encode())), "platform": {"architecture": name, "os": "linux"}}
-        for name in ("arm64", "amd64", "riscv64")
-    ]
-    inner = oci.json({"mediaType": layout.INDEX_TYPE, "manifests": entries}, layout.INDEX_TYPE)
-    oci.write_index(oci.json({"mediaType": layout.INDEX_TYPE, "manifests": [inner]}, layout.INDEX_TYPE))
-    convert(tmp_path / "oci", tmp_path / "out")
-    with shown(tmp_path / "out", tmp_path) as root:
-        assert (root / "file").read_bytes() == b"amd64"
+def test_zeros_and_repetitions_are_not_stored(tmp_path: Path, out: Path) -> None:
+    data = os.urandom(1 << 20)
+    for name in ("a", "b", "c"):
+        write(tmp_path / "tree" / name, data)
+    write(tmp_path / "tree/zeros", bytes(8 << 20))
+    converted = convert(tmp_path / "tree", out)
+    assert converted.image_bytes > 11 << 20
+    # Once, and the chunk at a seam, which holds the end of one file and the start of the next.
+    assert converted.blob_bytes < 2 << 20
 
 
-def test_the_attestations_of_a_build_are_no_images(tmp_path: Path) -> None:
-    """BuildKit puts manifests of the platform unknown/unknown beside the image."""
-    oci = OciLayout(tmp_path / "oci")
-    extra = {**oci.image(b"{}"), "platform": {"architecture": "unknown", "os": "unknown"}}
-    image = {**oci.image(small(tmp_path)), "platform": {"architecture": "amd64", "os": "linux"}}
-    windows = {**oci.image(b"{}"), "platform": {"architecture": "amd64", "os": "windows"}}
-    oci.write_index(
-        oci.json({"mediaType": layout.INDEX_TYPE, "manifests": [extra, windows, image]}, layout.INDEX_TYPE)
-    )
-    convert(tmp_path / "oci", tmp_path / "out")
+def test_a_layout_is_extended_and_a_tag_moves(tmp_path: Path, out: Path) -> None:
+    one = convert(small_tree(tmp_path / "one", "one"), out, tag="a")
+    two = convert(small_tree(tmp_path / "two", "two"), out, tag="b")
+    assert {resolve(f"{out}:{tag}").manifest_digest for tag in "ab"} == {one.digest, two.digest}
+    convert(tmp_path / "two", out, tag="a")
+    assert resolve(f"{out}:a").manifest_digest == two.digest
 
 
-def test_images_by_tag_and_digest(tmp_path: Path) -> None:
-    oci = OciLayout(tmp_path / "oci")
-    images = {tag: oci.image(small(tmp_path, tag.encode())) for tag in ("one", "two", "latest")}
-    oci.write_index(*[tagged(image, tag) for tag, image in images.items()])
-    for reference, content in {
-        "oci": b"latest",
-        "oci:two": b"two",
-        f"oci@{images['one']['digest']}": b"one",
-    }.items():
-        convert(tmp_path / reference, tmp_path / "out")
-        with shown(tmp_path / "out", tmp_path) as root:
-            assert (root / "file").read_bytes() == content
+def test_the_source_may_be_the_destination(layer: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "both"
+    source.mkdir()
+    original = put_manifest(source, [layer])
+    finish(source, [tagged(original, "plain")])
+    converted = convert(tmp_path / "both:plain", source, tag="lazy")
+    assert resolve(f"{source}:lazy").manifest_digest == converted.digest
+    with pytest.raises(UsageError, match="is converted already"):
+        convert(tmp_path / "both:lazy", source, tag="again")
 
 
-def test_a_converted_image_is_not_converted_again(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", tmp_path / "out")
-    with pytest.raises(UsageError, match="converted already"):
-        convert(tmp_path / "out", tmp_path / "again")
-    assert not (tmp_path / "again").exists()
-
-
-# ---- sources that are broken ----
-
-
-Breaker = Callable[[OciLayout, Path], object]
-
-
-def without_a_layer(oci: OciLayout, tmp_path: Path) -> None:
-    layer = oci.blob(small(tmp_path), LAYER_TYPE)
-    oci.write_index(oci.image(layers=[layer]))
-    (oci.root / layout.blob_path(layer["digest"])).unlink()
-
-
-def with_another_layer(oci: OciLayout, tmp_path: Path) -> None:
-    layer = oci.blob(small(tmp_path), LAYER_TYPE)
-    oci.write_index(oci.image(layers=[layer]))
-    (oci.root / layout.blob_path(layer["digest"])).write_bytes(small(tmp_path, b"other"))
-
-
-def with_another_manifest(oci: OciLayout, tmp_path: Path) -> None:
-    manifest = oci.image(small(tmp_path))
-    oci.write_index(manifest)
-    (oci.root / layout.blob_path(manifest["digest"])).write_bytes(b"{}")
-
-
-def without_config(oci: OciLayout, tmp_path: Path) -> None:
-    oci.write_index(oci.image(small(tmp_path), config={"gone": True}))
-    config = json.dumps({"gone": True}).encode()
-    (oci.root / layout.blob_path(layout.digest_of(config))).unlink()
-
-
-def nested(oci: OciLayout, tmp_path: Path) -> None:
-    descriptor = oci.image(small(tmp_path))
-    for _ in range(10):
-        descriptor = oci.json({"mediaType": layout.INDEX_TYPE, "manifests": [descriptor]}, layout.INDEX_TYPE)
-    oci.write_index(descriptor)
-
-
-def truncated(oci: OciLayout, tmp_path: Path) -> None:
-    oci.write_index(oci.image(gzip.compress(small(tmp_path))[:-20]))
-
-
-def index_text(text: str) -> Breaker:
-    return lambda oci, _: (oci.root / "index.json").write_text(text)
-
-
-def manifest_value(value: object) -> Breaker:
-    return lambda oci, _: oci.write_index(oci.json(value, layout.MANIFEST_TYPE))
-
-
-def entry_value(value: object) -> Breaker:
-    return lambda oci, _: oci.write_index(value)
-
-
-BROKEN: dict[str, tuple[Breaker, type[BootseerError], str]] = {
-    "no index": (lambda oci, _: None, NotFoundError, r"index\.json"),
-    "index is no JSON": (index_text("{"), IntegrityError, "not JSON"),
-    "index is binary": (index_text("\x00\x01"), IntegrityError, "not JSON"),
-    "index is deep": (index_text("[" * 100_000), IntegrityError, "not JSON"),
-    "index is a list": (index_text("[]"), IntegrityError, "not a JSON object"),
-    "index is empty": (index_text('{"manifests": []}'), NotFoundError, "no image"),
-    "no manifests": (index_text("{}"), IntegrityError, "no list of manifests"),
-    "manifests are numbers": (index_text('{"manifests": [1]}'), IntegrityError, "no list of manifests"),
-    "no digest": (entry_value({}), IntegrityError, "not a sha256 digest"),
-    "digest leads out": (entry_value({"digest": "sha256:../../x"}), IntegrityError, "not a sha256 digest"),
-    "digest of another kind": (entry_value({"digest": "sha512:" + "0" * 128}), IntegrityError, "sha256"),
-    "digest is a list": (entry_value({"digest": []}), IntegrityError, "not a sha256 digest"),
-    "annotations are a list": (entry_value({"annotations": ["x"]}), IntegrityError, ""),
-    "manifest is missing": (entry_value({"digest": "sha256:" + "0" * 64}), NotFoundError, "has no blobs"),
-    "manifest is a string": (manifest_value("text"), IntegrityError, "not a JSON object"),
-    "manifest is empty": (manifest_value({}), IntegrityError, "config"),
-    "manifest has no layers": (manifest_value({"config": {}}), IntegrityError, ""),
-    "media type is a list": (manifest_value({"mediaType": []}), IntegrityError, ""),
-    "media type of something else": (
-        manifest_value({"mediaType": "text/plain"}),
-        IntegrityError,
-        "text/plain",
-    ),
-    "manifest of the first schema": (
-        manifest_value({"schemaVersion": 1, "fsLayers": []}),
-        IntegrityError,
-        "",
-    ),
-    "other bytes in a manifest": (with_another_manifest, IntegrityError, "other bytes"),
-    "other bytes in a layer": (with_another_layer, IntegrityError, "other bytes"),
-    "layer is missing": (without_a_layer, NotFoundError, "lacks the layer"),
-    "config is missing": (without_config, NotFoundError, "has no blobs"),
-    "nested indexes": (nested, IntegrityError, "nested"),
-    "truncated layer": (truncated, IntegrityError, ""),
-    "layer is no tar": (lambda oci, _: oci.write_index(oci.image(b"no tar" * 999)), IntegrityError, ""),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_layout_is_one_line_and_changes_nothing(tmp_path: Path, name: str) -> None:
-    breaker, kind, message = BROKEN[name]
-    (tmp_path / "tree").mkdir()
-    convert(tmp_path / "tree", tmp_path / "out")
-    before = snapshot(tmp_path / "out")
-    breaker(OciLayout(tmp_path / "oci"), tmp_path)
-    with pytest.raises(kind, match=message) as caught:
-        convert(tmp_path / "oci", tmp_path / "out")
-    assert re.fullmatch(r"[^\n]+[^\n.]", caught.value.message)
-    assert snapshot(tmp_path / "out") == before
+def test_a_directory_that_holds_the_destination(tmp_path: Path) -> None:
+    tree = small_tree(tmp_path / "tree")
+    (tmp_path / "link").symlink_to(tree)
+    for source, destination in ((tree, tree / "out"), (tmp_path / "link", tree / "a/b"), (tree, tree)):
+        with pytest.raises(UsageError, match="the image would hold itself"):
+            convert(source, destination)
+    assert [path.name for path in tree.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"),
+    ("options", "message"),
     [
-        ("missing", NotFoundError),
-        ("file", UsageError),
-        ("tree:tag", UsageError),
-        ("tree@sha256:" + "0" * 64, UsageError),
+        ({"average_chunk_bytes": 1024}, "average chunk"),
+        ({"average_chunk_bytes": 2 << 20}, "average chunk"),
+        ({"level": 0}, "compression level"),
+        ({"level": 23}, "compression level"),
+        ({"tag": "not a tag"}, "is not a tag"),
+        ({"tag": ""}, "is not a tag"),
     ],
 )
-def test_a_source_that_is_none(tmp_path: Path, source: str, kind: type[BootseerError]) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "tree").mkdir()
-    with pytest.raises(kind):
-        convert(tmp_path / source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_options_that_cannot_be(tmp_path: Path, out: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        convert(small_tree(tmp_path / "tree"), out, **options)
+    assert not out.exists()
 
 
-def test_a_source_that_vanishes_meanwhile(tree: Path, tmp_path: Path) -> None:
-    shutil.copytree(tree / "sizes", tmp_path / "tree")
+def test_sources_that_cannot_be(layer: bytes, tmp_path: Path, out: Path) -> None:
+    def check(error: type[BootseerError], message: str, source: Path = tmp_path / "source") -> None:
+        with pytest.raises(error, match=message):
+            convert(source, out)
+        assert not out.exists()
 
-    def remove(stage: str, done_bytes: int, total_bytes: int) -> None:
-        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+    check(NotFoundError, "does not exist")
+    check(UsageError, "not a directory", write(tmp_path / "file"))
+    small_tree(tmp_path / "tree")
+    check(UsageError, "is not an OCI layout, so it has no v1", tmp_path / "tree:v1")
+    source = tmp_path / "source"
+    source.mkdir()
+    good = put_manifest(source, [layer])
+    manifest = json.loads((source / layout.blob_path(good["digest"])).read_bytes())
+    finish(source, [tagged(good, "good")])
+    check(NotFoundError, "has no image bad", tmp_path / "source:bad")
 
-    # Before the first bytes were read or after the last: an error or a whole image, never half of one.
+    finish(source, [put(source, OCI["manifest"], {**manifest, "config": None})])
+    check(IntegrityError, "has no config")
+    finish(source, [put(source, OCI["manifest"], {**manifest, "layers": 7})])
+    check(IntegrityError, "has no list of layers")
+    chart = put(source, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", layer)
+    finish(source, [put(source, OCI["manifest"], {**manifest, "layers": [chart]})])
+    check(UsageError, "is no container image")
+    missing = {**manifest["layers"][0], "digest": "sha256:" + "0" * 64}
+    finish(source, [put(source, OCI["manifest"], {**manifest, "layers": [missing]})])
+    check(NotFoundError, "lacks the layer")
+    finish(source, [good])
+    path = source / layout.blob_path(manifest["layers"][0]["digest"])
+    path.write_bytes(path.read_bytes() + b"!")
+    check(IntegrityError, "holds other bytes")
+    (source / layout.blob_path(manifest["config"]["digest"])).write_bytes(b"{}")
+    check(IntegrityError, "holds other bytes")
+
+
+def test_a_hostile_layer_leaves_nothing(tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    finish(source, [put_manifest(source, [b"not a tar" * 1000], kind="layer")])
+    convert(small_tree(tmp_path / "tree"), out, tag="good")
+    before = contents(out)
+    with pytest.raises(IntegrityError):
+        convert(source, out)
+    assert contents(out) == before
+
+
+def test_a_cancelled_conversion_leaves_nothing(tree: Path, out: Path) -> None:
+    for stage in ("building", "compressing"):
+
+        def stop(current: str, *_: object, stage: str = stage) -> None:
+            if current == stage:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            convert(tree, out, progress=stop)
+        assert not out.exists()
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+from bootseer.image.convert import convert
+convert(Path(sys.argv[1]), Path(sys.argv[2]), tag="other", level=19, threads=1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_conversion_that_is_killed(tmp_path: Path, out: Path, number: signal.Signals) -> None:
+    """Ctrl-C cleans up at once; after SIGKILL the next writer does. What was there stays in both cases."""
+    convert(small_tree(tmp_path / "tree"), out, tag="good")
+    before = contents(out)
+    slow = tmp_path / "slow"
+    write(slow / "file", b"".join(b"%d " % (index * 7919 % 1000003) for index in range(10_000_000)))
+    child = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(slow), str(out)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while len(list(out.glob(".tmp-*"))) < 2:  # it is at work
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    child.send_signal(number)
+    assert child.wait(60) != 0
+    if number == signal.SIGKILL:
+        assert list(out.glob(".tmp-*"))
+        layout.LayoutWriter(out)
+    assert contents(out) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(path)], check=True)
     try:
-        convert(tmp_path / "tree", tmp_path / "out", progress=remove)
-    except (OSError, UsageError):
-        assert not (tmp_path / "out/index.json").exists()
-    else:
-        fsck(unpack(str(tmp_path / "out"), tmp_path))
+        yield path
+    finally:
+        native.umount(str(path), lazy=True)
+
+
+@pytest.mark.parametrize("tree_mib", [14, 7])  # too much for the image; for image and chunks together
+def test_a_full_disk(small_disk: Path, tmp_path: Path, tree_mib: int) -> None:
+    out = small_disk / "out"
+    convert(small_tree(tmp_path / "small"), out, tag="good")
+    before = contents(out)
+    write(tmp_path / "tree/file", os.urandom(tree_mib << 20))
+    with pytest.raises(BootseerError, match="no space left") as caught:
+        convert(tmp_path / "tree", out)
+    assert caught.value.hint
+    assert contents(out) == before
+    shutil.rmtree(out)
+    with pytest.raises(BootseerError, match="no space left"):
+        convert(tmp_path / "tree", out)
+    assert not out.exists()
+
+
+def test_progress(tree: Path, out: Path) -> None:
+    calls: list[tuple[str, int, int]] = []
+    converted = convert(tree, out, progress=lambda *call: calls.append(call))
+    assert list(dict.fromkeys(stage for stage, _, _ in calls)) == ["building", "compressing"]
+    assert calls[-1] == ("compressing", converted.image_bytes, converted.image_bytes)
+    assert all(0 <= done <= total for _, done, total in calls)

@@ -151,6 +151,7 @@ def test_a_bind_and_what_is_mounted_below(image: Path, target: Path, tmp_path: P
             else:
                 path.touch()
         native.umount(str(target / "sub"))
+        native.umount(str(target))
     finally:
         native.umount(str(source / "sub"))
     assert (below / "a").exists() != read_only

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +113,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("source") / "data"
     path.write_bytes(os.urandom(_SIZE))
     return path
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder on tmpfs, where the state of a session belongs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -355,10 +363,11 @@ def test_sigkill_twenty_times_under_readers(
 
 
 def test_sigkill_with_the_journal(
-    serve: Callable[..., Server], start_readers: Callable[..., Readers]
+    serve: Callable[..., Server], start_readers: Callable[..., Readers], memory_path: Path
 ) -> None:
     """What kernels before 6.9 get: requests in flight come from the journal, not from the kernel."""
-    server = serve(options={"passthrough": False, "journal": "always"}, slow_files=["data"], slow_s=0.02)
+    options = {"passthrough": False, "journal": "always", "state_dir": str(memory_path)}
+    server = serve(options=options, slow_files=["data"], slow_s=0.02)
     results = _kill_and_resume(server, start_readers(server.mountpoint / "data", _HOWS), 10)
     assert all(result["reads"] > 5 for result in results)
     info = server.ask("info")
@@ -448,7 +457,7 @@ def test_unmount_ends_the_session(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"threads": 1000},
+        {"threads": 0},
         {"max_read_bytes": 1000},
         {"max_read_bytes": 2 << 20},
         {"max_background": 0},

@@ -9,7 +9,7 @@ from pathlib import Path
 from bootseer.core.errors import UsageError
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_LIKE_DIGEST = re.compile(r"[a-z0-9]+:[^/]*$")
+_LIKE_DIGEST = re.compile(r"(?i:sha\d+):[^/]*$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -38,19 +38,26 @@ def parse(text: str) -> Reference:
         raise UsageError("an image reference is empty")
     if "\0" in text:
         raise UsageError("an image reference holds a NUL byte")
+    if _exists(text):  # whatever its name looks like
+        return Reference(text)
     location, at, digest = text.rpartition("@")
-    if not at or not _LIKE_DIGEST.match(digest):  # an @ of a path, or of a user in a URL
-        location, digest = text, ""
-    if digest:
+    if at and _LIKE_DIGEST.match(digest):  # else an @ of a path, or of a user in a URL
         if not location or not _DIGEST.fullmatch(digest):
             raise UsageError(f"{text[:200]!r} has no valid digest", hint="DIR@sha256: and 64 hex digits")
         return Reference(location, digest=digest)
-    # The last colon separates a tag only when it belongs to the last path component, not to scheme, port or drive.
-    head, colon, tail = location.rpartition(":")
-    path_start = location.find("/", location.find("://") + 3) if "://" in location else 0
-    if colon and "/" not in tail and len(head) > path_start >= 0 and not Path(location).exists():
+    # The last colon separates a tag only when it belongs to the last path component, not to scheme or port.
+    head, colon, tail = text.rpartition(":")
+    path_start = text.find("/", text.find("://") + 3) if "://" in text else 0
+    if colon and "/" not in tail and len(head) > path_start >= 0:
         return Reference(head, tag=check_tag(tail))
-    return Reference(location)
+    return Reference(text)
+
+
+def _exists(location: str) -> bool:
+    try:
+        return Path(location).exists()
+    except OSError:  # too long, not to be looked at
+        return False
 
 
 def check_tag(tag: str) -> str:

@@ -20,9 +20,7 @@ enum class JournalMode { automatic, always, never };
 struct SessionOptions {
   std::string mountpoint;  // absolute, without symlinks
   std::string state_dir;   // empty: this mount cannot be resumed
-  // 0: as many as processors, at least 2, at most 4. More only cost: the kernel wakes the thread that slept
-  // longest.
-  unsigned threads = 0;
+  unsigned threads = 4;    // see session_seats.hpp for how many of them wait at a time
   std::uint32_t max_read_bytes = 1U << 20;
   std::uint16_t max_background = 64;
   std::uint32_t read_ahead_bytes = 1U << 20;
