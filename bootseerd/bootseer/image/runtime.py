@@ -377,7 +377,8 @@ def probe(name: RuntimeName) -> Probe:
                 _quiet([*state, "delete", "--force", container], output)
             return Probe(True, round(start_s, 4))
         except (OSError, subprocess.SubprocessError) as error:
-            _quiet([*state, "delete", "--force", container], subprocess.DEVNULL, check=False)
+            with suppress(OSError, subprocess.SubprocessError):
+                _quiet([*state, "delete", "--force", container], subprocess.DEVNULL, check=False)
             lines = log.read_text(errors="replace").splitlines()
             return Probe(False, why=(lines[-1] if lines else str(error))[:200])
 
