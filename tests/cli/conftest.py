@@ -86,10 +86,12 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 60.0) -> Outcome:
     """Its end."""
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
     assert "Traceback" not in err, err
     return Outcome(process.returncode, out, err)
 
@@ -226,8 +228,10 @@ def daemon(module_node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]
     monkeypatch.setenv("BOOTSEER_SOCKET", str(module_node.socket_path))
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
-    yield module_node
-    assert module_node.client.mounts() == []
-    assert list(temporary.iterdir()) == []
-    assert module_node.mounts() == []
-    shutil.rmtree(temporary)
+    try:
+        yield module_node
+        assert module_node.client.mounts() == []
+        assert list(temporary.iterdir()) == []
+        assert module_node.mounts() == []
+    finally:
+        shutil.rmtree(temporary)

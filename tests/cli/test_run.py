@@ -227,25 +227,24 @@ def test_an_image_that_is_no_file_system(daemon: Node, image: Any) -> None:
     """Its chunks are right, but they are no EROFS."""
     outcome = run(image.layout, "true")
     assert outcome.code == 5
-    assert outcome.one_line().startswith("the image cannot be mounted")
+    assert "is no EROFS image" in outcome.one_line()
 
 
-def test_an_origin_without_the_chunks(daemon: Node, shell_image: Path, tmp_path: Path) -> None:
+def test_an_origin_with_wrong_chunks(daemon: Node, shell_image: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(shell_image), str(copy)], check=True)
     store = layout.DirectoryStore(copy)
     _, manifest = layout.read_manifest(store, layout.manifest_descriptor(store, "latest", None))
     blob = next(x for x in manifest["layers"] if x["mediaType"] == layout.CHUNKS_TYPE)
     path = copy / layout.blob_path(blob["digest"])
-    data = bytearray(path.read_bytes())
-    data[: len(data)] = bytes(len(data))
-    path.write_bytes(data)
+    path.write_bytes(bytes(path.stat().st_size))
     other = Node()  # with an empty cache
     try:
         other.start()
-        outcome = finish(start("--socket", other.socket_path, "image", "run", *QUIET, copy, "--", "sh"))
-        assert outcome.code in {5, 69}
-        assert "cannot be mounted" in outcome.one_line()
+        words = ("image", "run", "--runtime", "namespaces", *QUIET, copy, "--", "sh")
+        outcome = finish(start("--socket", other.socket_path, *words))
+        assert outcome.code == 5
+        assert "cannot be mounted: Input/output error (bad_frame" in outcome.one_line()
         assert other.client.mounts() == []
     finally:
         other.cleanup()
@@ -314,6 +313,15 @@ def test_prefetch_then_start(daemon: Node, shell_image: Path) -> None:
     assert outcome == Outcome(0, "link\norphan\nplain\nscript\n", "")
 
 
+def kill_outright(process: subprocess.Popen[str]) -> None:
+    """Without waiting for the ends of its pipes: a container may live on and hold them."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
+
+
 def test_killed_outright(daemon: Node, shell_image: Path, tmp_path: Path) -> None:
     """The next run clears up what is left of it."""
     out = tmp_path / "out"
@@ -323,8 +331,7 @@ def test_killed_outright(daemon: Node, shell_image: Path, tmp_path: Path) -> Non
         *("--", "sh", "-c", "echo >/out/ready; sleep 1000"),
     )
     wait_until((out / "ready").exists, "the command runs")
-    process.kill()
-    process.wait()
+    kill_outright(process)
     assert len(daemon.client.mounts()) == 1
     assert run(shell_image, "true").code == 0
     wait_until(lambda: not daemon.client.mounts(), "the mount is cleared")
@@ -346,8 +353,7 @@ def test_a_container_that_outlives_its_run_keeps_its_files(
         *("--", "sh", "-c", script),
     )
     wait_until((out / "ready").exists, "the command runs")
-    process.kill()
-    process.wait()
+    kill_outright(process)
     assert run(shell_image, "true").code == 0
     (out / "end").touch()
     wait_until((out / "done").exists, "the container has gone on")

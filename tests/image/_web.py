@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 
 Answer = Callable[["Handler", bytes], None]
 """Gets the request and the bytes that a good server would send."""
@@ -45,7 +46,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(200, data)
 
-    def reply(self, status: int, data: bytes, *, announce: int | None = None, **headers: str) -> None:
+    def reply(
+        self,
+        status: int,
+        data: bytes,
+        *,
+        announce: int | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) if announce is None else announce))
         for name, value in headers.items():
@@ -83,8 +91,9 @@ def served(root: Path) -> Iterator[Web]:
             thread.join()
 
 
-def status(code: int, **headers: str) -> Answer:
-    return lambda request, _: request.reply(code, b"refused", **headers)
+def status(code: int, location: str | None = None) -> Answer:
+    headers = {} if location is None else {"Location": location}
+    return lambda request, _: request.reply(code, b"refused", headers=headers)
 
 
 def body(data: bytes) -> Answer:

@@ -199,9 +199,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=json_values, where=st.sampled_from(["index", "manifest"]), ours=st.booleans())
-def test_no_document_makes_us_stumble(
-    image: StoredImage, tmp_path: Path, value: object, where: str, ours: bool
-) -> None:
+def test_no_document_makes_us_stumble(tmp_path: Path, value: object, where: str, ours: bool) -> None:
     root = tmp_path / "layout"
     shutil.rmtree(root, ignore_errors=True)
     oci = OciLayout(root)
@@ -227,7 +225,6 @@ def test_a_web_server_gives_what_its_directory_does(web: Web, image: StoredImage
     assert found.chunk_map == local.chunk_map
     assert found.config == local.config
     assert found.blob_uri == f"{web.url}/image/{layout.blob_path(local.blob_digest)}"
-    assert native.open_source(found.blob_uri).read(0, 100) == image.content.blob[:100]
     assert all(request.startswith("/image/") for request in web.requests)
 
 
@@ -264,8 +261,8 @@ def test_names_are_escaped(web: Web) -> None:
         (_web.status(503), BackendUnavailableError),
         (_web.status(204), BackendUnavailableError),
         (_web.status(302), BackendUnavailableError),
-        (_web.status(302, Location="/loop/blobs/index.json"), BackendUnavailableError),
-        (_web.status(302, Location="file:///etc/passwd"), UsageError),
+        (_web.status(302, "/loop/blobs/index.json"), BackendUnavailableError),
+        (_web.status(302, "file:///etc/passwd"), UsageError),
         (_web.truncated, BackendUnavailableError),
         (_web.nothing, BackendUnavailableError),
         (_web.hung_up, BackendUnavailableError),
@@ -341,7 +338,7 @@ def test_urls_that_are_none(url: str) -> None:
 def test_redirects_are_followed(web: Web) -> None:
     for name in ("index.json", "blobs"):
         web.answers[f"/moved/{name}"] = lambda request, _: request.reply(
-            302, b"", Location=request.path.replace("/moved/", "/image/")
+            302, b"", headers={"Location": request.path.replace("/moved/", "/image/")}
         )
     assert resolve(f"{web.url}/moved").manifest_digest == digest_of(web.root / "image")
 
@@ -353,7 +350,9 @@ def test_credentials_go_to_their_host_only_and_are_never_shown(
     shutil.copytree(image.layout, tmp_path / "elsewhere/image")
     secret = web.url.replace("http://", "http://user:secret@")
     with served(tmp_path / "elsewhere") as other:
-        web.answers["blobs"] = lambda request, _: request.reply(302, b"", Location=other.url + request.path)
+        web.answers["blobs"] = lambda request, _: request.reply(
+            302, b"", headers={"Location": other.url + request.path}
+        )
         found = resolve(f"{secret}/image")
         assert "Authorization" in web.headers[0]
         assert other.requests

@@ -24,11 +24,10 @@ from bootseer.cli.output import (
     size,
     table,
 )
-from bootseer.cli.run_cmd import RUN_LABEL
+from bootseer.cli.run_cmd import RUN_LABEL, explained
 from bootseer.core import paths, wire
 from bootseer.core.errors import (
     BackendUnavailableError,
-    BootseerError,
     DaemonUnreachableError,
     NotFoundError,
     UsageError,
@@ -129,9 +128,9 @@ def mount(
     try:
         how = mount_erofs(made.image_path, target)
     except BackendUnavailableError as error:
-        reason = _last_error(client, made.id)
+        reason = explained(error, client, made.id)
         client.unmount(made.id, lazy=True)
-        raise BackendUnavailableError(error.message, hint=reason or error.hint) from None
+        raise reason from None
     except BaseException:
         client.unmount(made.id, lazy=True)
         raise
@@ -407,10 +406,3 @@ def _lookup(client: Client, target: str, *, needed: bool = True) -> wire.Mount |
         if target == found.id or places & {found.label.removeprefix(_MOUNT_LABEL), found.fuse_mountpoint}:
             return found
     return None
-
-
-def _last_error(client: Client, mount_id: str) -> str:
-    try:
-        return str(client.statistics(mount_id).get("file.last_error", ""))
-    except BootseerError:
-        return ""

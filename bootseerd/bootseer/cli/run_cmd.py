@@ -16,7 +16,13 @@ import typer
 from bootseer.cli.client import Client
 from bootseer.cli.output import Reference, absolute, emit_json_line, say
 from bootseer.core import wire
-from bootseer.core.errors import BackendUnavailableError, BootseerError, PermissionDeniedError, UsageError
+from bootseer.core.errors import (
+    BackendUnavailableError,
+    BootseerError,
+    IntegrityError,
+    PermissionDeniedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from bootseer.image.runtime import Command, Selection
@@ -24,6 +30,11 @@ if TYPE_CHECKING:
 
 RUN_LABEL = "run:"  # what follows names the process that a mount belongs to
 _POLL_S = 0.02
+_SILENCE_S = 1.0  # of waiting, before we say what for
+_WRONG_BYTES = (
+    "bad_frame",
+    "digest",
+)  # reasons of native's Fetcher for chunks that are not what they must be
 _UNDO_TIMEOUT_S = 15.0
 
 
@@ -86,7 +97,7 @@ def run(
 
     125: the runtime failed; 126: the command cannot be executed; 127: the image has no such command.
     """
-    from bootseer.image.bundle import Command, Volume
+    from bootseer.image.bundle import Command, Volume, check_runtime
     from bootseer.image.owner import owner
     from bootseer.image.signals import Interrupted, Signals
 
@@ -94,6 +105,7 @@ def run(
         raise UsageError("--upper keeps what is written already; leave --keep out")
     if tty and not sys.stdin.isatty():
         raise UsageError("--tty needs a terminal on standard input")
+    check_runtime(runtime)
     wanted = Command(
         argv=command[1:] if command and command[0] == "--" else command or [],
         env=dict(_variable(entry) for entry in env or []),
@@ -125,6 +137,7 @@ def run(
         code = interrupted.exit_code
     finally:
         mounting.undo(signals)
+        signals.ignore()
     if as_json:
         report.values["exit_code"] = code
         report.mark("ended_s")
@@ -171,6 +184,7 @@ class _Mounting:
         """Never raises: the command's exit code matters more."""
         from bootseer.image.signals import Interrupted
 
+        self._thread.join(_SILENCE_S)
         if self._thread.is_alive():
             say("waiting for bootseerd, to undo the mount")
             try:
@@ -222,9 +236,8 @@ def _run(
                     report.values["runtime"] = selection.name
                     code = runtimes.run(root, made.config, command, selection.name, work_dir, signals)
             except BackendUnavailableError as error:
-                reason = _last_error(client, made.id)
-                raise BackendUnavailableError(error.message, hint=reason or error.hint) from None
-            if code != 0 and (reason := _last_error(client, made.id)):
+                raise explained(error, client, made.id) from None
+            if code != 0 and (reason := last_error(client, made.id)):
                 say(f"reads of the image have failed: {reason}")
             if options.keep:
                 say(f"what the command wrote is in {work_dir / 'upper'}")
@@ -250,13 +263,20 @@ def _wait_for_plan(client: Client, mount_id: str, longest_s: float, signals: Sig
             time.sleep(_POLL_S)
 
 
-def _last_error(client: Client, mount_id: str) -> str:
+def last_error(client: Client, mount_id: str) -> str:
     """Why reads of a mount failed; empty when none did."""
     with suppress(BootseerError):
         values = client.statistics(mount_id)
         if values.get("file.errors"):
             return str(values.get("file.last_error", ""))
     return ""
+
+
+def explained(error: BackendUnavailableError, client: Client, mount_id: str) -> BootseerError:
+    """An image that cannot be read, with the reason that its worker knows."""
+    reason = last_error(client, mount_id)
+    kind = IntegrityError if reason.startswith(_WRONG_BYTES) else BackendUnavailableError
+    return kind(error.message, hint=reason or error.hint)
 
 
 def _clear_abandoned(client: Client) -> None:

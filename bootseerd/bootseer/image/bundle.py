@@ -13,9 +13,13 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from bootseer.core.errors import IntegrityError, UsageError
+
+RuntimeName = Literal["runc", "crun", "namespaces"]
+# In the order of preference: crun needs a few milliseconds where runc needs tens; namespaces isolate least.
+RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "namespaces")
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # what shells and container engines exit with
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -126,6 +130,13 @@ def inside(root: Path, path: str | PurePosixPath) -> Path:
             done = []
         todo = [component for component in target.parts if component != "/"] + todo
     return root.joinpath(*done)
+
+
+def check_runtime(wanted: str) -> str:
+    """``auto`` or one of :data:`RUNTIMES`; UsageError for anything else."""
+    if wanted == "auto" or wanted in RUNTIMES:
+        return wanted
+    raise UsageError(f"{wanted!r} is no runtime", hint=f"one of auto, {', '.join(RUNTIMES)}")
 
 
 def resolve_process(root: Path, config: Mapping[str, Any], command: Command) -> dict[str, Any]:

@@ -55,6 +55,12 @@ class HttpStore:
         """See :class:`bootseer.image.layout.Store`."""
         return f"{self._url}/{path}"
 
+    def close(self) -> None:
+        """See :class:`bootseer.image.layout.Store`."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
     def get(self, path: str, max_bytes: int) -> bytes:
         """See :class:`bootseer.image.layout.Store`; also TimeoutExpiredError and PermissionDeniedError."""
         where = f"{self.name}/{path}"
@@ -109,10 +115,10 @@ class HttpStore:
         try:
             path = quote(url.path or "/", safe=_SAFE) + (f"?{url.query}" if url.query else "")
             connection.request("GET", path, headers=_authorization(url) if keep else {})
-            response = connection.getresponse()
-            data = _read(response, where, max_bytes) if response.status == 200 else b""
-            done = keep and response.isclosed() and not response.will_close
-            return response.status, response.headers.get("Location", ""), data
+            with connection.getresponse() as response:  # it may own the socket
+                data = _read(response, where, max_bytes) if response.status == 200 else b""
+                done = keep and response.isclosed() and not response.will_close
+                return response.status, response.headers.get("Location", ""), data
         except BootseerError:
             raise
         except ConnectionRefusedError as error:
@@ -175,6 +181,7 @@ def _read(response: http.client.HTTPResponse, where: str, max_bytes: int) -> byt
             raise too_large
     if response.length:
         raise _TransientError(f"the answer ends {response.length} bytes too early")
+    response.close()  # read1() leaves it open, and the connection taken
     return bytes(data)
 
 

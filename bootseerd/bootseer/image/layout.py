@@ -60,6 +60,9 @@ class Store(Protocol):
     def uri(self, path: str) -> str:
         """What :func:`bootseer.native.open_source` opens."""
 
+    def close(self) -> None:
+        """End connections that are kept open."""
+
 
 class DirectoryStore:
     """A layout in a local directory."""
@@ -86,6 +89,9 @@ class DirectoryStore:
     def uri(self, path: str) -> str:
         """See :class:`Store`."""
         return str((self._root / path).absolute())
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
 
 def blob_path(digest: object) -> str:
@@ -167,7 +173,7 @@ def read_manifest(
         value = parse_json(data, f"manifest {digest}")
         media_type = value.get("mediaType") or descriptor.get("mediaType")
         # The field was optional once.
-        is_index = media_type in INDEX_TYPES or ("manifests" in value and "config" not in value)
+        is_index = str(media_type) in INDEX_TYPES or ("manifests" in value and "config" not in value)
         if not is_index:
             return data, value
         descriptor = _for_platform(store, descriptors(value, "manifests", f"index {digest}"), wanted)

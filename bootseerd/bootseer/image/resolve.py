@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -43,14 +44,14 @@ def resolve(reference: str, *, state_dir: Path | None = None, timeout_s: float =
     NotFoundError, IntegrityError, BackendUnavailableError, TimeoutExpiredError, PermissionDeniedError, UsageError.
     """
     parsed = parse(reference)
-    store = open_store(parsed, timeout_s)
-    found = _load(parsed.digest, state_dir)
-    if found is None:
-        descriptor = layout.manifest_descriptor(store, parsed.tag, parsed.digest)
-        found = _load(descriptor.get("digest"), state_dir) if parsed.digest is None else None
+    with closing(open_store(parsed, timeout_s)) as store:
+        found = _load(parsed.digest, state_dir)
         if found is None:
-            found = _fetch(store, descriptor)
-            _save(state_dir, parsed, found)
+            descriptor = layout.manifest_descriptor(store, parsed.tag, parsed.digest)
+            found = _load(descriptor.get("digest"), state_dir) if parsed.digest is None else None
+            if found is None:
+                found = _fetch(store, descriptor)
+                _save(state_dir, parsed, found)
     return ResolvedImage(
         reference=reference,
         manifest_digest=found.digest,
@@ -165,17 +166,18 @@ def _load(digest: object, state_dir: Path | None) -> _Metadata | None:
         return None
     layout.blob_path(digest)  # it becomes a part of a path
     directory = _directory(state_dir, digest)
-    try:
-        manifest, config, chunk_map = ((directory / name).read_bytes() for name in _FILES)
-    except OSError:
+    if not directory.exists():
         return None
     try:
+        manifest, config, chunk_map = ((directory / name).read_bytes() for name in _FILES)
         found = _Metadata.check(manifest, config, chunk_map)
         if found.digest == digest:
             return found
         why = "the manifest holds other bytes"
     except IntegrityError as error:
         why = error.message
+    except OSError as error:
+        why = error.strerror or str(error)
     log.warning("what was kept of %s is damaged (%s), asking for it again", digest, why)
     shutil.rmtree(directory, ignore_errors=True)
     return None

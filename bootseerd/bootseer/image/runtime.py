@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bootseer import native
 from bootseer.core import paths
@@ -35,11 +35,14 @@ from bootseer.core.errors import (
     UsageError,
 )
 from bootseer.image.bundle import (
+    RUNTIMES,
     Command,
     NotExecutableError,
     ProgramNotFoundError,
+    RuntimeName,
     Volume,
     check_program,
+    check_runtime,
     host_volumes,
     make_directory,
     resolve_process,
@@ -72,14 +75,11 @@ __all__ = [
     "unmount",
 ]
 
-RuntimeName = Literal["runc", "crun", "namespaces"]
-# In the order of preference: crun needs a few milliseconds where runc needs tens; namespaces isolate least.
-RUNTIMES: tuple[RuntimeName, ...] = ("crun", "runc", "namespaces")
-
 _PROBE_TIMEOUT_S = 10.0
 _FORGET_FAILURE_S = 3600.0  # a machine may have been repaired meanwhile
 _WORK_PREFIX = "bootseer-run-"
 _LOCK = "lock"
+_STATE_PREFIX = "state-"
 _CLONE_NEWNS = 0x20000  # sched.h
 _MS_SLAVE, _MS_REC = 1 << 19, 1 << 14  # sys/mount.h
 
@@ -260,7 +260,7 @@ def remove_abandoned(base: Path | None = None) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_uid == os.geteuid() and _delete_stopped(work_dir / "runtime"):
+            if os.fstat(lock).st_uid == os.geteuid() and _delete_stopped(work_dir):
                 remove_tree(work_dir)
         except BlockingIOError:
             continue
@@ -268,17 +268,16 @@ def remove_abandoned(base: Path | None = None) -> None:
             os.close(lock)
 
 
-def _delete_stopped(state_dir: Path) -> bool:
-    """Have the runtime forget its containers; not those that run."""
-    if not state_dir.exists():
-        return True
-    for container in state_dir.iterdir():
-        for name in ("runc", "crun"):
-            if shutil.which(name) is not None:
-                command = [name, "--root", str(state_dir), "delete", container.name]
+def _delete_stopped(work_dir: Path) -> bool:
+    """Have each runtime forget its containers; not those that run."""
+    for state_dir in work_dir.glob(f"{_STATE_PREFIX}*"):
+        name = state_dir.name.removeprefix(_STATE_PREFIX)  # another runtime would not know a live container
+        for container in state_dir.iterdir():
+            command = [name, "--root", str(state_dir), "delete", container.name]
+            with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(command, check=False, capture_output=True, timeout=_PROBE_TIMEOUT_S)
-        if container.exists():
-            return False
+            if container.exists():
+                return False
     return True
 
 
@@ -322,14 +321,12 @@ def select(wanted: str, memory: Path | None = None) -> Selection:
     Whether one works is found out once and remembered in ``memory`` (default: beside the daemon's socket) for as long
     as the machine runs and the program is the same. UsageError, ConfigError.
     """
-    if wanted == "auto":
+    if check_runtime(wanted) == "auto":
         return _select_working(memory or default_memory())
-    for name in RUNTIMES:
-        if name == wanted:
-            if name != "namespaces" and shutil.which(name) is None:
-                raise ConfigError(f"{name} is not installed", hint=f"apt install {name}")
-            return Selection(name, {})
-    raise UsageError(f"{wanted!r} is no runtime", hint=f"one of auto, {', '.join(RUNTIMES)}")
+    name = next(name for name in RUNTIMES if name == wanted)
+    if name != "namespaces" and shutil.which(name) is None:
+        raise ConfigError(f"{name} is not installed", hint=f"apt install {name}")
+    return Selection(name, {})
 
 
 def default_memory() -> Path:
@@ -369,7 +366,7 @@ def probe(name: RuntimeName) -> Probe:
         (root / "program").touch(0o755)  # looked for, never executed
         process = resolve_process(root, {}, Command(["/program"]))
         (work_dir / "config.json").write_text(json.dumps(runtime_config(root, process, Command([]))))
-        state = [name, "--root", str(work_dir / "runtime")]
+        state = [name, "--root", str(work_dir / f"{_STATE_PREFIX}{name}")]
         log = work_dir / "log"
         started = time.monotonic()
         try:
@@ -466,7 +463,8 @@ def _run_oci(
     bundle.mkdir(exist_ok=True)
     (bundle / "config.json").write_text(json.dumps(runtime_config(root, process, command)))
     container = f"bootseer-{secrets.token_hex(6)}"
-    state = [runtime, "--root", str(work_dir / "runtime")]
+    state_dir = work_dir / f"{_STATE_PREFIX}{runtime}"
+    state = [runtime, "--root", str(state_dir)]
     pid_file = work_dir / "container.pid"
     signals.check()
     child = subprocess.Popen([*state, "run", "--bundle", str(bundle), "--pid-file", str(pid_file), container])
@@ -480,7 +478,7 @@ def _run_oci(
         if child.poll() is None:
             child.kill()
             child.wait()
-        if (work_dir / "runtime" / container).exists():
+        if (state_dir / container).exists():
             subprocess.run([*state, "delete", "--force", container], check=False, capture_output=True)
     if code != 0 and not pid_file.exists():
         raise RuntimeFailedError(f"{runtime} could not start {process['args'][0]}")

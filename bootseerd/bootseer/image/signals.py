@@ -56,6 +56,11 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def ignore(self) -> None:
+        """For the end of a process: the interpreter would undo everything else before it is gone."""
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+
     def _note(self, number: int, _frame: object) -> None:
         self._pending.append(number)
         if self._raising:
