@@ -85,6 +85,7 @@ def by_kernel(root: Path, path: str) -> str | None:
 
 names = st.sampled_from(["a", "b", "c", ".."])
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)
+places = st.lists(st.sampled_from("abc"), min_size=1, max_size=3)
 targets = st.builds(lambda absolute, path: absolute + path, st.sampled_from(["", "/"]), paths)
 
 
@@ -255,7 +256,8 @@ def test_what_nobody_says(root: Path) -> None:
     process = process_of(root)
     assert environment(process) == {"PATH": DEFAULT_PATH, "HOME": "/root"}
     assert process["cwd"] == "/"
-    for config in ({}, {"config": None}, {"config": {"Cmd": []}}, {"config": {"Cmd": [""]}}):
+    configs: list[dict[str, Any]] = [{}, {"config": None}, {"config": {"Cmd": []}}, {"config": {"Cmd": [""]}}]
+    for config in configs:
         with pytest.raises(UsageError, match="no command"):
             resolve_process(root, config, Command([]))
 
@@ -405,7 +407,7 @@ def test_what_is_no_program(programs: Path, name: str, kind: type[BootseerError]
 
 
 def test_the_search_path_is_that_of_the_command(programs: Path) -> None:
-    config = {"config": {"Env": ["PATH=/nowhere"]}}
+    config: dict[str, Any] = {"config": {"Env": ["PATH=/nowhere"]}}
     with pytest.raises(ProgramNotFoundError):
         check_program(programs, process_of(programs, config, argv=["good"]))
     check_program(programs, process_of(programs, config, argv=["good"], env={"PATH": "/x::/work:/bin"}))
