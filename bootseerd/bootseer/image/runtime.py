@@ -508,6 +508,7 @@ def _run_namespaces(
             hostname=command.host_name,
             uid=user["uid"],
             gid=user["gid"],
+            groups=user["additionalGids"],
         )
     except UsageError as error:  # the set-up of the root, not the command
         raise RuntimeFailedError(error.message, hint=error.hint) from None
