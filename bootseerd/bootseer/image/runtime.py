@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bootseer import native
@@ -377,7 +377,8 @@ def probe(name: RuntimeName) -> Probe:
                 _quiet([*state, "delete", "--force", container], output)
             return Probe(True, round(start_s, 4))
         except (OSError, subprocess.SubprocessError) as error:
-            _quiet([*state, "delete", "--force", container], subprocess.DEVNULL, check=False)
+            with suppress(OSError, subprocess.SubprocessError):
+                _quiet([*state, "delete", "--force", container], subprocess.DEVNULL, check=False)
             lines = log.read_text(errors="replace").splitlines()
             return Probe(False, why=(lines[-1] if lines else str(error))[:200])
 
@@ -495,6 +496,9 @@ def _run_namespaces(
 ) -> int:
     del runtime, work_dir
     binds = [(v.source, v.target, v.read_only) for v in [*host_volumes(), *command.volumes]]
+    for volume in command.volumes:  # also where a link of the image leads to nothing, as OCI runtimes do
+        target = PurePosixPath(volume.target)
+        make_directory(root, str(target if Path(volume.source).is_dir() else target.parent))
     environment = dict(entry.partition("=")[::2] for entry in process["env"])
     user = process["user"]
     signals.check()
