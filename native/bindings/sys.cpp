@@ -37,7 +37,7 @@ void bind(const OsString& source, const OsString& target, bool recursive, bool r
 
 int spawn(const OsString& root, std::vector<OsString> argv, const std::map<OsString, OsString>& env,
           const OsString& cwd, const std::vector<std::tuple<OsString, OsString, bool>>& binds,
-          const OsString& hostname, uid_t uid, gid_t gid) {
+          const OsString& hostname, uid_t uid, gid_t gid, std::vector<gid_t> groups) {
   SpawnOptions options;
   options.root = root.bytes;
   options.argv = unwrap(std::move(argv));
@@ -49,6 +49,7 @@ int spawn(const OsString& root, std::vector<OsString> argv, const std::map<OsStr
   options.hostname = hostname.bytes;
   options.uid = uid;
   options.gid = gid;
+  options.groups = std::move(groups);
   const py::gil_scoped_release release;
   return spawn_namespaced(options);
 }
@@ -69,6 +70,7 @@ void register_sys(py::module_& module) {
   module.def("spawn_namespaced", &spawn, py::arg("root"), py::arg("argv"), py::arg("env"), py::arg("cwd"),
              py::kw_only(), py::arg("binds") = std::vector<std::tuple<OsString, OsString, bool>>{},
              py::arg("hostname") = OsString{}, py::arg("uid") = 0, py::arg("gid") = 0,
+             py::arg("groups") = std::vector<gid_t>{},
              "Start a command in a root of its own; returns the pid of the namespace's init.");
 }
 

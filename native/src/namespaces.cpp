@@ -45,6 +45,7 @@ struct Plan {
   std::string hostname;
   uid_t uid;
   gid_t gid;
+  std::vector<gid_t> groups;
   std::vector<char*> argv;
   std::vector<char*> env;
   std::vector<std::string> programs;  // candidates for argv[0] along PATH
@@ -169,7 +170,7 @@ void set_up_root(Plan& plan) {
     if (::chdir(plan.cwd.c_str()) != 0) fail(plan, true, "working directory", plan.cwd.c_str());
   }
   // Not glibc's functions of these names: they wait for threads that this process does not have.
-  check(::syscall(SYS_setgroups, 0, nullptr), plan, "setgroups");
+  check(::syscall(SYS_setgroups, plan.groups.size(), plan.groups.data()), plan, "setgroups");
   check(::syscall(SYS_setresgid, plan.gid, plan.gid, plan.gid), plan, "setgid");
   check(::syscall(SYS_setresuid, plan.uid, plan.uid, plan.uid), plan, "setuid");
   int error = ENOENT;
@@ -236,6 +237,7 @@ Plan plan_for(const SpawnOptions& options, int report) {
             options.hostname,
             options.uid,
             options.gid,
+            options.groups,
             pointers(options.argv),
             pointers(options.env),
             candidates(options),

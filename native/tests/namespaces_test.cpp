@@ -104,12 +104,13 @@ TEST_F(Namespaces, DevicesAndStandardStreams) {
 TEST_F(Namespaces, UserAndGroup) {
   options.uid = 1234;
   options.gid = 4321;
+  options.groups = {50, 10};
   EXPECT_EQ(::chmod(directory.path("out").c_str(), 0777), 0);
-  ASSERT_EQ(
-      run("while read name value rest; do case $name in Uid:|Gid:|Groups:) echo $name $value; esac; done"
-          " < /proc/self/status > /out/result"),
-      0);
-  EXPECT_EQ(out("result"), "Uid: 1234\nGid: 4321\nGroups:\n");
+  ASSERT_EQ(run("while read name value rest; do case $name in Uid:|Gid:|Groups:) echo $name $value $rest; "
+                "esac; done"
+                " < /proc/self/status > /out/result"),
+            0);
+  EXPECT_EQ(out("result"), "Uid: 1234 1234 1234 1234\nGid: 4321 4321 4321 4321\nGroups: 10 50\n");
 }
 
 TEST_F(Namespaces, BindsAreReadOnlyWhenAsked) {

@@ -146,7 +146,7 @@ def test_a_request_in_single_bytes(api: Node) -> None:
         (request("POST", "/v1/mounts", b'{"image": 7}'), 400, "usage"),
         (request("POST", "/v1/mounts", b"[" * 100_000), 400, "usage"),
         (request("POST", "/v1/mounts", b'{"image": "/nonsense"}'), 404, "not_found"),
-        (request("POST", "/v1/mounts", b'{"image": "/non\\u0000sense"}'), 404, "not_found"),
+        (request("POST", "/v1/mounts", b'{"image": "/non\\u0000sense"}'), 400, "usage"),
         (request("POST", "/v1/mounts", b'{"image": ""}'), 400, "usage"),
         (request("POST", "/v1/mounts", b" " * ((1 << 20) + 1)), 413, "usage"),
         (request("GET", "//["), 400, "usage"),

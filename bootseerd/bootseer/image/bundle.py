@@ -26,6 +26,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINKS = 40  # as the kernel
 _MAX_ACCOUNTS_BYTES = 4 << 20
 _MAX_ID = 2**32 - 2
+_MAX_ID_DIGITS = 20  # int() refuses thousands of them
 # What container engines grant by default.
 _CAPABILITIES = [
     f"CAP_{name}"
@@ -78,11 +79,12 @@ class Volume:
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in {"", "ro", "rw"}:
             raise UsageError(f"{text!r} is no volume", hint="SRC:DST or SRC:DST:ro, DST absolute")
-        if ".." in PurePosixPath(target).parts or str(PurePosixPath(target)) == "/":
+        parts = PurePosixPath(target).parts[1:]  # two slashes at the front would stay two
+        if ".." in parts or not parts:
             raise UsageError(f"a volume cannot be mounted on {target}")
         if not Path(source).exists():
             raise UsageError(f"volume source {source} does not exist")
-        return cls(str(Path(source).absolute()), str(PurePosixPath(target)), mode == "ro")
+        return cls(str(Path(source).absolute()), str(PurePosixPath("/", *parts)), mode == "ro")
 
 
 @dataclass(frozen=True)
@@ -211,15 +213,17 @@ def _account(root: Path, user: str) -> tuple[int, int, list[int], str]:
             raise UsageError(f"the image has no group {group}")
         return uid, _number(entry[2] if entry is not None else group, user), [], home
     # As login does, and only where the group was left to the image.
-    more = [
-        int(e[2]) for e in groups if len(e) > 3 and login and login in e[3].split(",") and e[2].isdecimal()
-    ]
-    return uid, gid, [number for number in more if number != gid and number <= _MAX_ID], home
+    more = [int(e[2]) for e in groups if len(e) > 3 and login and login in e[3].split(",") and _is_id(e[2])]
+    return uid, gid, [number for number in more if number != gid], home
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MAX_ID_DIGITS and int(text) <= _MAX_ID
 
 
 def _number(text: str, user: str) -> int:
-    if not text.isdecimal() or int(text) > _MAX_ID:
-        raise UsageError(f"{user!r} is no user of the image: {text[:20]!r} is no id")
+    if not _is_id(text):
+        raise UsageError(f"{user[:40]!r} is no user of the image: {text[:20]!r} is no id")
     return int(text)
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bootseer import native
@@ -496,6 +496,9 @@ def _run_namespaces(
 ) -> int:
     del runtime, work_dir
     binds = [(v.source, v.target, v.read_only) for v in [*host_volumes(), *command.volumes]]
+    for volume in command.volumes:  # also where a link of the image leads to nothing, as OCI runtimes do
+        target = PurePosixPath(volume.target)
+        make_directory(root, str(target if Path(volume.source).is_dir() else target.parent))
     environment = dict(entry.partition("=")[::2] for entry in process["env"])
     user = process["user"]
     signals.check()
@@ -509,6 +512,7 @@ def _run_namespaces(
             hostname=command.host_name,
             uid=user["uid"],
             gid=user["gid"],
+            groups=user["additionalGids"],
         )
     except UsageError as error:  # the set-up of the root, not the command
         raise RuntimeFailedError(error.message, hint=error.hint) from None

@@ -274,6 +274,7 @@ def spawn_namespaced(
     hostname: str = "",
     uid: int = 0,
     gid: int = 0,
+    groups: Sequence[int] = (),
 ) -> int:
     """Start a command in namespaces and a root of its own.
 

@@ -23,6 +23,7 @@ struct SpawnOptions {
   std::string hostname;
   uid_t uid = 0;
   gid_t gid = 0;
+  std::vector<gid_t> groups;  // supplementary
 };
 
 // Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The
