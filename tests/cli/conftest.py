@@ -221,8 +221,11 @@ def module_node() -> Iterator[Node]:
 
 
 @pytest.fixture
-def daemon(module_node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def daemon(
+    module_node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     """The daemon of the module, which has no mounts before and after a test; temporary files are checked, too."""
+    tmp_path_factory.getbasetemp()  # pytest's own directory is not to be below ours
     temporary = module_node.root / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("BOOTSEER_SOCKET", str(module_node.socket_path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -232,3 +234,38 @@ def test_inspect_needs_no_daemon(bootseer: Bootseer, shell_image: Path, tmp_path
     outcome = bootseer("--socket", tmp_path / "nothing.sock", "image", "inspect", shell_image)
     assert outcome.code == 0, outcome.err
     assert "stored_over_image" in outcome.out
+
+
+# -- what programs rely on -----------------------------------------------------------------------------------------
+
+
+def documented() -> dict[str, set[str]]:
+    """The keys of each verb's ``--json`` in docs/cli.md."""
+    text = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    rows = re.findall(r"^\| `([a-zA-Z ]+)` \| (.*) \|$", text, re.MULTILINE)
+    words = {verb: re.findall(r"`([a-z_ ]+)`", keys) for verb, keys in rows}
+    return {verb: set(found[0].split()) for verb, found in words.items() if found}
+
+
+def test_the_keys_of_json_are_the_documented_ones(
+    daemon: Node, bootseer: Bootseer, tmp_path: Path, target: Path
+) -> None:
+    known = documented()
+    root, layout = make_rootfs(tmp_path / "root"), tmp_path / "layout"
+    found = {"image convert": set(bootseer("image", "convert", root, layout, "--json").json)}
+    words = command("image", "run", "--runtime", "namespaces", "--json", layout, "--", "true")
+    ran = subprocess.run(words, check=True, capture_output=True, text=True)
+    found["image run"] = set(json.loads(ran.stderr))
+    found["image mount"] = set(bootseer("image", "mount", layout, target, "--json").json)
+    for verb, arguments in (
+        ("status", []),
+        ("image trace", [layout]),
+        ("image prefetch", [layout, "--all"]),
+        ("image ls", []),
+        ("image umount", [target]),
+        ("image inspect", [layout]),
+    ):
+        found[verb] = set(bootseer(*verb.split(), *arguments, "--json").json)
+    assert found["image run"] == known["image run"]
+    found["image inspect REF"] = found.pop("image inspect")
+    assert {verb: found[verb] for verb in found} == {verb: known[verb] for verb in found}
