@@ -75,6 +75,7 @@ class Container:
         return runtime.run(self.root, config or {}, wanted, self.kind, self.work_dir)
 
     def shell(self, script: str, **command: Any) -> tuple[int, str]:
+        (self.out / "said").unlink(missing_ok=True)  # of another user
         code = self.run("sh", "-c", f"{{ {script}\n}} >/out/said", **command)
         return code, (self.out / "said").read_text()
 
@@ -275,9 +276,11 @@ def test_what_is_no_image(work_dir: Path, tmp_path: Path) -> None:
 
 def test_what_is_kept_of_an_overlay(image: Path, work_dir: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        with runtime.root_file_system(str(image), work_dir, tmp_path / "kept") as root:
-            with (root / "etc/log").open("a") as log:
-                log.write("again\n")
+        with (
+            runtime.root_file_system(str(image), work_dir, tmp_path / "kept") as root,
+            (root / "etc/log").open("a") as log,
+        ):
+            log.write("again\n")
     assert (tmp_path / "kept/upper/etc/log").read_text() == "again\nagain\n"
 
 
