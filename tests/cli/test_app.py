@@ -125,7 +125,7 @@ import sys
 from bootseer.cli import app
 sys.argv[1:] = ["--socket", {str(fake.socket_path)!r}, "status"]
 assert app._run() == 0
-heavy = {{"rich", "trio", "pyfuse3", "asyncio", "httpx", "h11", "bootseer.native", "bootseer.image"}}
+heavy = {{"rich", "trio", "pyfuse3", "asyncio", "http.client", "ssl", "pydantic", "bootseer.native", "bootseer.image"}}
 print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,479 +1,290 @@
-"""Commands in an image that is a plain file: no daemon, every runtime, and nothing that stays behind."""
+"""Runtimes, overlays and what is cleared up; commands themselves are tested through ``bootseer image run``."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests._node import mounted, wait_until
-from tests._rootfs import make_rootfs
-from tests.conftest import missing_for_mounts
+from tests._node import mounted
 
 from bootseer import native
-from bootseer.core.errors import BootseerError, ConfigError, IntegrityError, UsageError
+from bootseer.core.errors import ConfigError, IntegrityError, NotFoundError, UsageError
 from bootseer.image import runtime
-from bootseer.image.bundle import Command, NotExecutableError, ProgramNotFoundError, Volume
+from bootseer.image.owner import owner, owner_is_gone
 from bootseer.image.runtime import Probe
 
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An EROFS image with a shell."""
-    directory = tmp_path_factory.mktemp("runtime")
-    make_rootfs(directory / "root")
-    native.build_image(
-        directory=str(directory / "root"), output_path=str(directory / "image"), spool_dir=str(directory)
-    )
-    return directory / "image"
-
-
-@pytest.fixture
-def root(image: Path, work_dir: Path) -> Iterator[Path]:
-    """Its root, writable."""
-    with runtime.root_file_system(str(image), work_dir) as path:
-        yield path
-
-
-@pytest.fixture
-def work_dir(tmp_path: Path) -> Iterator[Path]:
-    if reason := missing_for_mounts():
-        pytest.skip(reason)
-    with runtime.temporary_work_dir(tmp_path / "work") as path:
-        yield path
-    assert list((tmp_path / "work").iterdir()) == []
-
-
-@pytest.fixture(params=["oci", "namespaces"])
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> runtime.RuntimeName:
-    """Plain namespaces, and the OCI runtime that works here."""
-    if request.param == "namespaces":
-        return "namespaces"
-    selection = runtime.select("auto", tmp_path_factory.getbasetemp() / "runtimes.json")
-    if selection.name == "namespaces":
-        pytest.skip(f"no OCI runtime works here: {selection.skipped or 'none is installed'}")
-    return selection.name
-
-
-class Container:
-    """Runs commands in one root; what they say to ``/out`` comes back."""
-
-    def __init__(self, root: Path, work_dir: Path, kind: runtime.RuntimeName, out: Path) -> None:
-        self.root, self.work_dir, self.kind, self.out = root, work_dir, kind, out
-
-    def run(self, *argv: str, config: Any = None, **command: Any) -> int:
-        volumes = [Volume(str(self.out), "/out"), *command.pop("volumes", ())]
-        wanted = Command(argv, volumes=volumes, **command)
-        return runtime.run(self.root, config or {}, wanted, self.kind, self.work_dir)
-
-    def shell(self, script: str, **command: Any) -> tuple[int, str]:
-        (self.out / "said").unlink(missing_ok=True)  # of another user
-        code = self.run("sh", "-c", f"{{ {script}\n}} >/out/said", **command)
-        return code, (self.out / "said").read_text()
-
-
-@pytest.fixture
-def container(root: Path, work_dir: Path, kind: runtime.RuntimeName, tmp_path: Path) -> Container:
-    out = tmp_path / "out"
-    out.mkdir()
-    out.chmod(0o777)
-    return Container(root, work_dir, kind, out)
-
-
-# ---- commands ----
-
-
-@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 77", 77), ("exit 255", 255)])
-def test_exit_codes(container: Container, script: str, code: int) -> None:
-    assert container.run("sh", "-c", script) == code
-
-
-def test_a_death_by_signal(container: Container) -> None:
-    # The first process of a pid namespace cannot kill itself.
-    assert container.run("sh", "-c", "sh -c 'kill -9 $$'; exit $?") == 137
-
-
-@pytest.mark.parametrize(
-    ("name", "kind_of_error", "code"),
-    [
-        ("missing", ProgramNotFoundError, 127),
-        ("/bin/missing", ProgramNotFoundError, 127),
-        ("/work/orphan", ProgramNotFoundError, 127),
-        ("/work/plain", NotExecutableError, 126),
-        ("/bin", NotExecutableError, 126),
-    ],
-)
-def test_what_cannot_start(
-    container: Container, name: str, kind_of_error: type[BootseerError], code: int
-) -> None:
-    with pytest.raises(kind_of_error) as caught:
-        container.run(name)
-    assert caught.value.exit_code == code
-
-
-def test_the_defaults_of_the_image(container: Container) -> None:
-    config = {
-        "config": {
-            "Entrypoint": ["sh", "-c"],
-            "Cmd": ['echo "$GREETING|$PWD|$(id -u):$(id -g)" >/out/said'],
-            "Env": ["PATH=/bin", "GREETING=hello"],
-            "WorkingDir": "/new/place",
-            "User": "bob",
-        }
-    }
-    assert container.run(config=config) == 0
-    assert (container.out / "said").read_text() == "hello|/new/place|1234:1235\n"
-
-
-def test_what_the_user_wants(container: Container) -> None:
-    assert container.shell(
-        'echo "$A|$B|$PWD|$HOME|$(hostname)|$(id -u):$(id -g):$(id -G)"',
-        env={"A": "a b=c", "B": ""},
-        workdir="/work",
-        user="bob",
-        hostname="trainer",
-    ) == (0, "a b=c||/work|/home/bob|trainer|1234:1235:1235 10 50\n")
-    assert container.shell("echo $(id -u):$(id -g):$(id -G)", user="7:8") == (0, "7:8:8\n")
-
-
-def test_arguments_arrive_as_they_are(container: Container) -> None:
-    words = ["", " ", "a b", "'", '"', "$HOME", "\\", "\n", "ü", "-x"]
-    assert container.run("sh", "-c", 'printf "<%s>" "$@" >/out/said', "sh", *words) == 0
-    assert (container.out / "said").read_text() == "".join(f"<{word}>" for word in words)
-
-
-def test_volumes(container: Container, tmp_path: Path) -> None:
-    for name in ("rw", "ro", "inner"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(f"{name}\n")
-    (tmp_path / "single").write_text("single\n")
-    volumes = [
-        Volume(str(tmp_path / "rw"), "/new/deep/rw"),
-        Volume(str(tmp_path / "ro"), "/ro", read_only=True),
-        Volume(str(tmp_path / "inner"), "/new/deep/rw/inner"),
-        Volume(str(tmp_path / "single"), "/etc/single", read_only=True),
-    ]
-    script = (
-        "cat /new/deep/rw/file /ro/file /new/deep/rw/inner/file /etc/single; echo written >/new/deep/rw/back;"
-        "for path in /ro/x /ro/file /etc/single; do (echo x >$path) 2>/dev/null && echo $path; done; true"
-    )
-    assert container.shell(script, volumes=volumes) == (0, "rw\nro\ninner\nsingle\n")
-    assert (tmp_path / "rw/back").read_text() == "written\n"
-    assert (tmp_path / "ro/file").read_text() == "ro\n"
-
-
-def test_a_volume_behind_a_link_of_the_image(container: Container, tmp_path: Path) -> None:
-    (container.root / "real").mkdir()
-    (container.root / "link").symlink_to("/real")
-    (container.root / "out-of-it").symlink_to(tmp_path / "host")
-    (tmp_path / "host").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/file").write_text("data\n")
-    volumes = [
-        Volume(str(tmp_path / "data"), "/link"),
-        Volume(str(tmp_path / "data"), "/link/below"),
-        Volume(str(tmp_path / "data"), "/out-of-it/x"),
-    ]
-    assert container.shell("cat /real/file", volumes=volumes) == (0, "data\n")
-    assert list((tmp_path / "host").iterdir()) == []
-
-
-def test_what_is_written_stays_in_the_overlay(image: Path, container: Container) -> None:
-    before = image.stat()
-    assert container.run("sh", "-c", "echo new >/etc/new && echo more >>/etc/passwd && : >/work/plain") == 0
-    assert (container.root / "etc/new").read_text() == "new\n"
-    assert (container.root / "work/plain").read_text() == ""
-    after = image.stat()
-    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
-
-
-def test_devices(container: Container) -> None:
-    script = (
-        "test -c /dev/null && test -c /dev/zero && test -c /dev/urandom && test -d /dev/shm && test -e /dev/ptmx"
-        " && echo x >/dev/null && echo y >/dev/shm/y && echo via | cat /dev/stdin && cat /proc/sys/kernel/ostype"
-        " && test -d /sys/kernel && ! touch /sys/x 2>/dev/null"
-    )
-    assert container.shell(script) == (0, "via\nLinux\n")
-
-
-def test_the_command_sees_only_itself(container: Container) -> None:
-    code, said = container.shell("for p in /proc/[0-9]*; do echo $p; done; cat /proc/self/mountinfo")
-    assert code == 0
-    processes = [line for line in said.splitlines() if line.startswith("/proc/")]
-    assert len(processes) <= 3
-    assert " /old" not in said
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from bootseer.image import runtime
-from bootseer.image.bundle import Command, Volume
-image, work, kind, out, *argv = sys.argv[1:]
-with runtime.temporary_work_dir(Path(work)) as work_dir, runtime.root_file_system(image, work_dir) as root:
-    sys.exit(runtime.run(root, {}, Command(argv, volumes=[Volume(out, "/out")]), kind, work_dir))
+# Says what it was asked on "calls"; "create" does what the file named after the runtime says.
+_FAKE_RUNTIME = """#!/bin/sh
+here={here}
+echo "$(basename $0) $3" >>$here/calls
+[ "$3" != create ] || [ ! -e $here/$(basename $0)-fails ] || {{ echo first; echo no such luck >&2; exit 1; }}
 """
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
-)
-def test_signals_reach_a_trap(image: Path, kind: str, tmp_path: Path, number: signal.Signals) -> None:
-    if reason := missing_for_mounts():
-        pytest.skip(reason)
-    (tmp_path / "out").mkdir()
-    script = (
-        f"trap 'echo caught >/out/caught; exit 42' {number.name.removeprefix('SIG')};"
-        " echo >/out/ready; while :; do sleep 0.02; done"
-    )
-    words = [sys.executable, "-c", CHILD, str(image), str(tmp_path / "work"), kind, str(tmp_path / "out")]
-    process = subprocess.Popen([*words, "sh", "-c", script])
-    try:
-        wait_until((tmp_path / "out/ready").exists, "the command runs")
-        process.send_signal(number)
-        assert process.wait(30) == 42
-    finally:
-        process.kill()
-        process.wait()
-    assert (tmp_path / "out/caught").exists()
-    assert list((tmp_path / "work").iterdir()) == []
-    assert not [path for path in mounted() if path.is_relative_to(tmp_path)]
-
-
-# ---- file systems ----
-
-
-def test_a_root_is_undone_after_an_exception(image: Path, work_dir: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), runtime.root_file_system(str(image), work_dir) as root:
-        assert (root / "bin/sh").exists()
-        raise KeyboardInterrupt
-    assert not [path for path in mounted() if path.is_relative_to(work_dir)]
-
-
-def test_a_root_in_use_is_undone_all_the_same(image: Path, work_dir: Path) -> None:
-    with runtime.root_file_system(str(image), work_dir) as root:
-        file = (root / "etc/passwd").open()
-    with file:
-        assert not [path for path in mounted() if path.is_relative_to(work_dir)]
-        assert file.read().startswith("root:")
-
-
-def test_what_is_no_image(work_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 10000)
-    with pytest.raises(IntegrityError):
-        runtime.mount_erofs(str(tmp_path / "file"), work_dir)
-    with pytest.raises(OSError, match="No such file"):
-        runtime.mount_erofs(str(tmp_path / "missing"), work_dir)
-
-
-def test_what_is_kept_of_an_overlay(image: Path, work_dir: Path, tmp_path: Path) -> None:
-    for _ in range(2):
-        with (
-            runtime.root_file_system(str(image), work_dir, tmp_path / "kept") as root,
-            (root / "etc/log").open("a") as log,
-        ):
-            log.write("again\n")
-    assert (tmp_path / "kept/upper/etc/log").read_text() == "again\nagain\n"
-
-
-def test_two_overlays_on_one_upper_are_refused(image: Path, work_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with (
-        runtime.root_file_system(str(image), work_dir, tmp_path / "kept"),
-        pytest.raises(UsageError, match="another command runs"),
-        runtime.root_file_system(str(image), tmp_path / "other", tmp_path / "kept"),
-    ):
-        pass
-    with runtime.root_file_system(str(image), work_dir, tmp_path / "kept"):
-        pass
-
-
-def test_what_is_mounted_on_a_directory(image: Path, work_dir: Path, tmp_path: Path) -> None:
-    target = tmp_path / "a place \\ with\todd names"
-    target.mkdir()
-    assert runtime.mounted_on(target) == ("", "")
-    with runtime.mounted_erofs(str(image), target):
-        file_system, source = runtime.mounted_on(target)
-        assert file_system == "erofs"
-        assert source == str(image) or source.startswith("/dev/loop")
-    assert runtime.mounted_on(target) == ("", "")
-
-
-# ---- work directories ----
-
-
-def test_what_dead_runs_left_is_removed(tmp_path: Path) -> None:
-    dead = tmp_path / "bootseer-run-dead"
-    dead.mkdir()
-    (dead / "lock").touch()
-    (dead / "file").touch()
-    foreign = tmp_path / "bootseer-run-foreign"  # without a lock: kept, or none of ours
-    foreign.mkdir()
-    with runtime.temporary_work_dir(tmp_path) as living:
-        runtime.remove_abandoned(tmp_path)
-        assert living.is_dir()
-    assert foreign.is_dir()
-    assert not dead.exists()
-    assert not living.exists()
-
-
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
-    trap = tmp_path / "bootseer-run-trap"
-    trap.mkdir()
-    (tmp_path / "file").touch()
-    (trap / "lock").symlink_to(tmp_path / "file")
-    runtime.remove_abandoned(tmp_path)
-    assert trap.is_dir()
-
-
-def test_what_is_mounted_is_never_removed(work_dir: Path, tmp_path: Path) -> None:
-    """Removing a tree over a volume of the user would be the worst that we could do."""
-    place = tmp_path / "bootseer-run-dead"
-    (place / "volume").mkdir(parents=True)
-    (place / "lock").touch()
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious/file").touch()
-    native.mount_bind(str(tmp_path / "precious"), str(place / "volume"))
-    try:
-        runtime.remove_abandoned(tmp_path)
-        runtime.remove_tree(place)
-        assert (tmp_path / "precious/file").exists()
-    finally:
-        native.umount(str(place / "volume"))
-    runtime.remove_abandoned(tmp_path)
-    assert not place.exists()
-
-
-def test_a_work_directory_can_be_kept(tmp_path: Path) -> None:
-    with runtime.temporary_work_dir(tmp_path, keep=True) as kept:
-        (kept / "file").touch()
-    runtime.remove_abandoned(tmp_path)
-    assert (kept / "file").exists()
-
-
-def test_a_work_directory_is_locked_while_it_is_used(tmp_path: Path) -> None:
-    with (
-        runtime.temporary_work_dir(tmp_path) as used,
-        (used / "lock").open() as lock,
-        pytest.raises(BlockingIOError),
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-# ---- which runtime ----
-
-
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH of our own, empty at first."""
-    directory = tmp_path / "programs"
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is all of PATH, with runtimes that pretend."""
+    directory = tmp_path / "fakes"
     directory.mkdir()
+    for name in ("runc", "crun"):
+        (directory / name).write_text(_FAKE_RUNTIME.format(here=directory))
+        (directory / name).chmod(0o755)
+    (directory / "calls").touch()
+    for tool in ("basename", "sh"):
+        (directory / tool).symlink_to(f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(directory))
     return directory
 
 
-def install(programs: Path, name: str) -> Path:
-    path = programs / name
-    path.write_text("#!/bin/sh\nexit 1\n")
-    path.chmod(0o755)
-    return path
+def calls(fakes: Path) -> list[str]:
+    """And begin anew."""
+    found = (fakes / "calls").read_text().splitlines()
+    (fakes / "calls").write_text("")
+    return found
 
 
-def test_namespaces_need_nothing(programs: Path, tmp_path: Path) -> None:
-    assert runtime.select("auto", tmp_path / "memory") == runtime.Selection("namespaces", {})
+# -- which runtime -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_that_works_is_remembered(fakes: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "deep/memory.json"
+    first = runtime.select("auto", memory)
+    assert (first.name, dict(first.skipped), first.is_new) == ("crun", {}, True)
+    assert calls(fakes) == ["crun create", "crun delete"]
+    second = runtime.select("auto", memory)
+    assert (second.name, second.is_new) == ("crun", False)
+    assert calls(fakes) == []
+
+
+def test_one_that_fails_is_skipped_and_says_why(fakes: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "memory.json"
+    (fakes / "crun-fails").touch()
+    for is_new in (True, False):
+        found = runtime.select("auto", memory)
+        assert (found.name, dict(found.skipped), found.is_new) == ("runc", {"crun": "no such luck"}, is_new)
+    calls(fakes)
+    (fakes / "runc-fails").touch()
+    assert runtime.select("auto", memory).name == "runc"  # remembered
+    runtime.forget(memory)
+    found = runtime.select("auto", memory)
+    assert found.name == "namespaces"
+    assert set(found.skipped) == {"crun", "runc"}
+    assert runtime.choose("auto", memory) == "namespaces"
+
+
+def test_failures_are_forgotten_after_a_while(fakes: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "memory.json"
+    (fakes / "crun-fails").touch()
+    assert runtime.choose("auto", memory) == "runc"
+    (fakes / "crun-fails").unlink()
+    assert runtime.choose("auto", memory) == "runc"
+    long_ago = time.time() - 7200
+    os.utime(memory, (long_ago, long_ago))
+    assert runtime.choose("auto", memory) == "crun"
+
+
+def test_another_program_is_tried_anew(fakes: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "memory.json"
+    assert runtime.choose("auto", memory) == "crun"
+    (fakes / "crun-fails").touch()
+    (fakes / "crun").write_text((fakes / "crun").read_text() + "# another version\n")
+    assert runtime.choose("auto", memory) == "runc"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"nonsense", b'{"x": 5}', b'{"x": {"wrong": 1}}', b"\xff"])
+def test_a_damaged_memory(fakes: Path, tmp_path: Path, content: bytes) -> None:
+    memory = tmp_path / "memory.json"
+    memory.write_bytes(content)
+    assert runtime.choose("auto", memory) == "crun"
+    assert len(json.loads(memory.read_bytes())) == 1
+
+
+def test_a_memory_that_cannot_be_written(fakes: Path) -> None:
+    assert runtime.choose("auto", Path("/proc/nothing/memory.json")) == "crun"
+
+
+def test_none_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runtime.choose("auto", tmp_path / "memory.json") == "namespaces"
+    with pytest.raises(ConfigError, match="runc is not installed"):
+        runtime.choose("runc")
     assert runtime.choose("namespaces") == "namespaces"
 
 
-def test_a_runtime_by_name(programs: Path) -> None:
-    with pytest.raises(UsageError, match="is no runtime"):
+def test_no_runtime() -> None:
+    with pytest.raises(UsageError, match="'docker' is no runtime"):
         runtime.choose("docker")
-    with pytest.raises(ConfigError, match="runc is not installed"):
-        runtime.choose("runc")
-    install(programs, "runc")
-    assert runtime.choose("runc") == "runc"  # named is named: nothing is tried
 
 
-def test_what_does_not_work_is_skipped_and_remembered(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_runtime_that_cannot_be_started(fakes: Path) -> None:
+    (fakes / "runc").write_text("#!/no/such/interpreter\n")
+    found = runtime.probe("runc")
+    assert not found.works
+    assert found.why
+
+
+def test_the_probe_of_a_real_one_leaves_nothing(
+    can_mount: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = []
-
-    def probe(name: runtime.RuntimeName) -> Probe:
-        tried.append(name)
-        return Probe(True, 0.01) if name == "runc" else Probe(False, why="broken here")
-
-    monkeypatch.setattr(runtime, "probe", probe)
-    install(programs, "crun")
-    install(programs, "runc")
-    memory = tmp_path / "not yet/memory"
-    first = runtime.select("auto", memory)
-    assert (first.name, first.skipped, first.is_new) == ("runc", {"crun": "broken here"}, True)
-    second = runtime.select("auto", memory)
-    assert (second.name, second.skipped, second.is_new) == ("runc", {"crun": "broken here"}, False)
-    assert tried == ["crun", "runc"]
-
-    (programs / "crun").write_text("#!/bin/sh\n# a newer one\nexit 1\n")
-    assert runtime.select("auto", memory).is_new
-    assert tried == ["crun", "runc", "crun"]
-
-    old = memory.stat().st_mtime - 4000
-    os.utime(memory, (old, old))  # failures are forgotten after an hour, successes are not
-    runtime.select("auto", memory)
-    assert tried == ["crun", "runc", "crun", "crun"]
-
-    runtime.forget(memory)
-    runtime.select("auto", memory)
-    assert tried[-2:] == ["crun", "runc"]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = mounted()
+    found = {name: runtime.probe(name) for name in ("runc", "crun")}
+    assert any(probe.works for probe in found.values()), found
+    for probe in found.values():
+        assert probe == Probe(True, probe.start_s) if probe.works else probe.why
+    assert list(tmp_path.iterdir()) == []
+    assert mounted() == before
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"a": 1}', '{"a": {"x": 1}}', '{"a": null}', "\x00"]
-)
-def test_a_damaged_memory_is_no_memory(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(runtime, "probe", lambda _: Probe(True))
-    install(programs, "runc")
-    memory = tmp_path / "memory"
-    memory.write_text(text)
-    assert runtime.select("auto", memory).is_new
-    assert json.loads(memory.read_text())
-    assert not runtime.select("auto", memory).is_new
+# -- file systems --------------------------------------------------------------------------------------------------
 
 
-def test_a_memory_that_cannot_be_written(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "probe", lambda _: Probe(True))
-    install(programs, "runc")
-    (tmp_path / "file").touch()
-    assert runtime.select("auto", tmp_path / "file/memory").name == "runc"
+def test_an_overlay(can_mount: None, tmp_path: Path) -> None:
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "old").write_text("old")
+    with runtime.temporary_work_dir(tmp_path) as work_dir:
+        with runtime.overlay(lower, work_dir) as root:
+            assert (root / "old").read_text() == "old"
+            (root / "new").write_text("new")
+            (root / "old").unlink()
+        assert (work_dir / "upper/new").exists()
+        assert root not in mounted()
+    assert not work_dir.exists()
+    assert (lower / "old").exists()
 
 
-def test_a_runtime_that_fails_says_why(programs: Path) -> None:
-    install(programs, "runc").write_text("#!/bin/sh\necho first >&2\necho 'no cgroups here' >&2\nexit 1\n")
-    assert runtime.probe("runc") == Probe(False, why="no cgroups here")
-    install(programs, "crun").write_text("no script\n")
-    assert not runtime.probe("crun").works
+def test_an_overlay_that_is_still_used(can_mount: None, tmp_path: Path) -> None:
+    """It leaves the name space all the same."""
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "file").write_text("content")
+    with runtime.temporary_work_dir(tmp_path) as work_dir:
+        with runtime.overlay(lower, work_dir) as root:
+            file = (root / "file").open()
+        assert root not in mounted()
+        with file:
+            assert file.read() == "content"
 
 
-def test_probing_from_several_threads_remembers_one_truth(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "probe", lambda _: Probe(True))
-    install(programs, "runc")
-    memory = tmp_path / "memory"
-    threads = [threading.Thread(target=runtime.select, args=("auto", memory)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not runtime.select("auto", memory).is_new
+def test_a_place_that_cannot_hold_an_overlay(can_mount: None, tmp_path: Path) -> None:
+    """An overlay cannot be the upper directory of another one."""
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    with runtime.temporary_work_dir(tmp_path) as outer, runtime.overlay(lower, outer) as root:
+        with (
+            runtime.temporary_work_dir(tmp_path) as inner,
+            pytest.raises(UsageError, match="cannot hold what a command writes"),
+            runtime.overlay(lower, inner, keep_in=root / "place"),
+        ):
+            raise AssertionError("it was mounted")
+        assert mounted().count(root) == 1
+
+
+def test_images_that_cannot_be_mounted(can_mount: None, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (tmp_path / "nonsense").write_bytes(b"x" * 100_000)
+    with pytest.raises(IntegrityError), runtime.mounted_erofs(str(tmp_path / "nonsense"), target):
+        raise AssertionError("it was mounted")
+    with (
+        pytest.raises((FileNotFoundError, NotFoundError)),
+        runtime.mounted_erofs(str(tmp_path / "nothing"), target),
+    ):
+        raise AssertionError("it was mounted")
+    assert target not in mounted()
+
+
+def test_what_is_mounted_on(can_mount: None, tmp_path: Path) -> None:
+    target = tmp_path / "with a space"
+    target.mkdir()
+    assert runtime.mounted_on(target) == ("", "")
+    subprocess.run(["mount", "-t", "tmpfs", "a source", str(target)], check=True)
+    try:
+        assert runtime.mounted_on(target) == ("tmpfs", "a source")
+    finally:
+        native.umount(str(target))
+
+
+def test_private_mounts(can_mount: None, tmp_path: Path) -> None:
+    """In a process of its own. What it mounts is gone with it, though it is killed."""
+    script = f"""
+import os, signal
+from bootseer import native
+from bootseer.image import runtime
+runtime.private_mounts()
+native.mount_bind("/usr", {str(tmp_path)!r})
+assert os.path.isdir({str(tmp_path / "bin")!r})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert process.returncode == -9, process.stderr
+    assert tmp_path not in mounted()
+
+
+# -- what killed runs leave ----------------------------------------------------------------------------------------
+
+
+def test_only_what_is_abandoned_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "bootseer-run-left"
+    (left / "upper").mkdir(parents=True)
+    (left / "lock").touch()
+    for name in ("bootseer-run-foreign", "something-else"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "something-else/lock").touch()
+    link = tmp_path / "bootseer-run-link"
+    link.mkdir()
+    (link / "lock").symlink_to(left / "lock")
+    with runtime.temporary_work_dir(tmp_path) as used:
+        runtime.remove_abandoned(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *("bootseer-run-foreign", "something-else", "bootseer-run-link", used.name)
+        }
+
+
+def test_what_is_kept_is_nobodys(tmp_path: Path) -> None:
+    with runtime.temporary_work_dir(tmp_path, keep=True) as work_dir:
+        (work_dir / "upper").mkdir()
+    runtime.remove_abandoned(tmp_path)
+    assert work_dir.exists()
+
+
+def test_a_lock_is_inherited_by_nobody_who_execs(tmp_path: Path) -> None:
+    with runtime.temporary_work_dir(tmp_path) as work_dir:
+        child = subprocess.Popen(["sleep", "60"])
+        lock = os.open(work_dir / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+    left = tmp_path / "bootseer-run-left"
+    left.mkdir()
+    (left / "lock").touch()
+    runtime.remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    child.kill()
+    child.wait()
+
+
+def test_owners() -> None:
+    mine = owner()
+    assert not owner_is_gone(mine)
+    pid, started, namespace = mine.split(":")
+    assert owner_is_gone(f"{pid}:{int(started) + 1}:{namespace}")  # a later process of that number
+    assert not owner_is_gone(f"{pid}:{int(started) + 1}:{int(namespace) + 1}")  # cannot be judged from here
+    child = subprocess.Popen(["sleep", "60"])
+    its = owner(child.pid)
+    assert not owner_is_gone(its)
+    child.kill()
+    child.wait()
+    assert owner_is_gone(its)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "1:", "a:b:c", "1:2", "²:1:1", ":::"])
+def test_what_names_no_owner_is_not_gone(text: str) -> None:
+    assert not owner_is_gone(text)

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli import doctor_cmd, image_cmd, run_cmd, status_cmd
+from bootseer.cli import image_cmd, run_cmd, status_cmd
 from bootseer.cli.client import Client
-from bootseer.cli.output import fail, say
+from bootseer.cli.output import Json, fail, say
 from bootseer.core import paths
 from bootseer.core.errors import (
     BootseerError,
@@ -43,7 +43,14 @@ app = typer.Typer(
 app.add_typer(image_cmd.app, name="image", epilog=EPILOG)
 image_cmd.app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)(run_cmd.run)
 app.command("status", epilog=EPILOG)(status_cmd.status)
-app.command("doctor", epilog=EPILOG)(doctor_cmd.doctor)
+
+
+@app.command("doctor", epilog=EPILOG)
+def doctor(context: typer.Context, as_json: Json = False) -> int:
+    """Check kernel features, runtimes, disk and daemon. Exit code 1 when something fails."""
+    from bootseer.cli import doctor_cmd  # what it needs, no other verb does
+
+    return doctor_cmd.doctor(context.obj, as_json=as_json)
 
 
 def _version(wanted: bool) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import typer
 
 from bootseer.cli.client import Client
-from bootseer.cli.output import Json, emit_json, table
+from bootseer.cli.output import emit_json, table
 from bootseer.core import paths, wire
 from bootseer.core.errors import BootseerError
 
@@ -36,9 +35,8 @@ class Finding(msgspec.Struct):
     hint: str = ""
 
 
-def doctor(context: typer.Context, as_json: Json = False) -> int:
-    """Check kernel features, runtimes, disk and daemon. Exit code 1 when something fails."""
-    client: Client = context.obj
+def doctor(client: Client, *, as_json: bool) -> int:
+    """All checks; returns the exit code, 1 when something fails."""
     status, daemon = _daemon(client)
     may_mount = os.geteuid() == 0
     if may_mount:

@@ -28,9 +28,9 @@ struct SpawnOptions {
 
 // Starts argv in new mount, pid, uts and ipc namespaces with /proc, a minimal /dev and read-only /sys. The
 // returned child is the namespace's init: it passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on
-// to the command, reaps, and exits with the command's code (128 + number after a signal). It is killed, and with it all of
-// the namespace, when the *thread* that called this ends (PR_SET_PDEATHSIG): call it from a thread that
-// stays.
+// to the command, reaps, and exits with the command's code (128 + number after a signal). It is killed, and
+// with it all of the namespace, when the *thread* that called this ends (PR_SET_PDEATHSIG): call it from a
+// thread that stays.
 //
 // Throws std::system_error when the command cannot be executed or its working directory not be entered, and
 // Error(usage) that names the step when the root cannot be set up. Separates what an image sees, not what a
