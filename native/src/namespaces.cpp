@@ -183,9 +183,19 @@ void set_up_root(Plan& plan) {
 }
 
 // Runs with all signals blocked, in memory that is a copy of the parent's.
+// The interpreter's handlers, and whatever else was inherited. Not signal(2): glibc refuses the two numbers
+// that it keeps for itself, and a parent may have ignored those too.
+void reset_signals() {
+  const std::array<std::byte, 64> by_default{};  // the kernel's struct sigaction with SIG_DFL, which is 0
+  constexpr std::size_t kMaskBytes = 8;
+  for (int number = 1; number < NSIG; ++number) {
+    ::syscall(SYS_rt_sigaction, number, by_default.data(), nullptr, kMaskBytes);
+  }
+}
+
 [[noreturn]] void be_init(Plan& plan) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);  // the interpreter's handlers
+  reset_signals();
   set_up_root(plan);
   struct sigaction action {};
   action.sa_sigaction = forward;
