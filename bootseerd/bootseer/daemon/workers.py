@@ -123,8 +123,9 @@ async def call(
         raise errors.TimeoutExpiredError(f"the worker did not answer {op} in {timeout_s:g} s") from None
     except (ConnectionRefusedError, FileNotFoundError):
         raise WorkerDeadError("its worker is dead") from None
-    except OSError as error:
-        raise errors.InternalError(f"the worker cannot be reached: {error.strerror}") from None
+    except (OSError, trio.BrokenResourceError) as error:  # the latter: it died between connect and send
+        what = error.strerror if isinstance(error, OSError) else "the connection broke"
+        raise errors.InternalError(f"the worker cannot be reached: {what}") from None
     reply = wire.decode(data, wire.WorkerReply)
     if reply.error is not None:
         raise errors.from_code(reply.error.code, reply.error.message, reply.error.hint)
