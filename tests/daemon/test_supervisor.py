@@ -16,10 +16,12 @@ import pytest
 from tests._node import Node, detach, kill, wait_until
 from tests.conftest import StoredImage
 from tests.daemon._readers import reading
+from tests.native.origin import serve
 
 from bootseer import native
 from bootseer.core import errors, wire
 from bootseer.image.convert import convert
+from bootseer.image.resolve import resolve
 
 STEADY_S = 0.3  # longer than a worker must live for its death not to count as one of a row
 
@@ -471,6 +473,68 @@ def test_a_mount_whose_worker_died_while_no_daemon_ran(node: Node, image: Stored
     assert not target.exists()
 
 
+@pytest.mark.parametrize("end", ["goes on", "dies", "is unmounted"])
+def test_a_silent_worker_is_not_taken_for_a_dead_one(node: Node, image: StoredImage, end: str) -> None:
+    target = node.root / "target"
+    mount = node.mount(image.layout, target)
+    node.end(signal.SIGKILL)
+    os.kill(mount.worker_pid, signal.SIGSTOP)
+    node.start()
+    (silent,) = node.client.mounts()
+    assert (silent.state, silent.worker_pid) == ("restarting", mount.worker_pid)
+    assert silent.error == "its worker does not answer"
+    assert node.mounts() == [target]
+    if end == "goes on":
+        os.kill(mount.worker_pid, signal.SIGCONT)
+        wait_until(lambda: node.client.mounts() == [mount], "the mount is adopted")
+        assert Path(mount.image_path).read_bytes() == image.raw
+        kill_worker(node, mount.id)
+        assert Path(mount.image_path).read_bytes() == image.raw
+    elif end == "dies":
+        kill(mount.worker_pid)
+        wait_until(lambda: not node.client.mounts(), "the mount is cleared")
+        assert_nothing_left(node)
+    else:
+        node.client.unmount(mount.id, lazy=True)
+        wait_until(lambda: mount.worker_pid not in node.workers(), "its worker ends")
+        assert_nothing_left(node)
+
+
+def test_what_a_mount_knows_is_for_its_owner_only(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)  # the headers of an origin may be secret
+    kill_worker(node, mount.id)
+    assert (node.run_dir / "mounts" / mount.id / "spec.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_successor_goes_on_with_the_prefetch(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout, record=True)
+    assert Path(mount.image_path).read_bytes() == image.raw
+    node.client.tell(mount.id, "ready")
+    node.client.unmount(mount.id)
+    digest = resolve(str(image.layout), state_dir=node.state_dir).manifest_digest
+    for cached in (node.state_dir / "cache").rglob("*"):
+        if cached.is_file():
+            cached.unlink()
+    with serve(image.content.blob, "stall") as origin:
+        mount = node.mount(f"http://127.0.0.1:{origin.port}/layout@{digest}", prefetch=True)
+        wait_until(lambda: origin.requests, "the prefetch has begun")
+        os.kill(mount.worker_pid, signal.SIGKILL)
+        origin.default = "ok"
+        wait_until(lambda: node.client.mounts()[0].restarts == 1, "the death is noticed")
+        wait_until(
+            lambda: node.client.statistics(mount.id)["file.ready_bytes"] == len(image.raw),
+            "all of the plan is fetched, and nobody reads",
+        )
+
+
+@pytest.mark.parametrize("plan", ["", "{", "5", "[5]", '[["a", 1]]', "[[1, 2, 3]]", "[[123456789, 0]]"])
+def test_a_damaged_plan_costs_no_mount(node: Node, image: StoredImage, plan: str) -> None:
+    mount = node.mount(image.layout, prefetch=True)
+    (node.run_dir / "mounts" / mount.id / "plan.json").write_text(plan)
+    kill_worker(node, mount.id)
+    assert Path(mount.image_path).read_bytes() == image.raw
+
+
 def test_only_what_is_ours_is_cleaned_up(node: Node, image: StoredImage) -> None:
     target = node.root / "target"
     mount = node.mount(image.layout, target)
@@ -487,7 +551,8 @@ def test_only_what_is_ours_is_cleaned_up(node: Node, image: StoredImage) -> None
 def test_garbage_in_the_run_directory(node: Node, image: StoredImage) -> None:
     mount = node.mount(image.layout)
     node.end(signal.SIGKILL)
-    for name, content in {"empty": None, "broken": b"{", "other": b'{"a": 1}'}.items():
+    copy = (node.run_dir / "mounts" / mount.id / "spec.json").read_bytes()
+    for name, content in {"empty": None, "broken": b"{", "other": b'{"a": 1}', "copy": copy}.items():
         directory = node.run_dir / "mounts" / name
         directory.mkdir()
         if content is not None:

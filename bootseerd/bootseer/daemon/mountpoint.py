@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,7 @@ class Mountpoint:
 
     def file_system(self) -> str | None:
         """The type of what is mounted here, topmost; ``None`` when nothing is."""
-        found = None
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            # proc_pid_mountinfo(5): the fifth field is the path, the first after the dash the type
-            fields, _, rest = line.partition(" - ")
-            if _unescape(fields.split(" ")[4]) == str(self.path):
-                found = rest.split(" ")[0]
-        return found
+        return mounted_on(os.fsencode(self.path), Path("/proc/self/mountinfo").read_bytes())
 
     def detach(self) -> None:
         """Unmount lazily what a dead worker of ours left here; a mount of somebody else stays."""
@@ -76,5 +71,20 @@ class Mountpoint:
                 self.path.rmdir()
 
 
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+def mounted_on(path: bytes, mountinfo: bytes) -> str | None:
+    """The type of the topmost file system on ``path``, from a table as in proc_pid_mountinfo(5).
+
+    Bytes, because other people's mount points need not be UTF-8 and may hold whatever str.splitlines() takes for
+    the end of a line.
+    """
+    found = None
+    for line in mountinfo.split(b"\n"):
+        # The fifth field is the path, the first after the dash the type.
+        fields, dash, rest = line.partition(b" - ")
+        if dash and _unescape(fields.split(b" ")[4]) == path:
+            found = os.fsdecode(rest.split(b" ")[0])
+    return found
+
+
+def _unescape(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

@@ -28,7 +28,14 @@ import trio
 from bootseer import native
 from bootseer.core import errors, wire
 from bootseer.daemon.mountpoint import Mountpoint
-from bootseer.daemon.workers import MAX_SOCKET_PATH_BYTES, SOCKET_NAME, Spare, call
+from bootseer.daemon.workers import (
+    MAX_SOCKET_PATH_BYTES,
+    SOCKET_NAME,
+    Spare,
+    WorkerDeadError,
+    call,
+    owner_pid,
+)
 from bootseer.image.resolve import ResolvedImage, resolve
 from bootseer.image.traces import TraceStore
 
@@ -40,6 +47,9 @@ _STEADY_S = 0.25
 _FIRST_DELAY_S = 0.1  # before the third worker of a row; doubles from there
 _SPARE_DELAY_S = 3.0  # the job that was just mounted has the CPU first
 _STATUS_TIMEOUT_S = 1.0
+_HELLO_TIMEOUT_S = 3.0
+_LONGEST_DELAY_S = 5.0  # between attempts to adopt a mount whose worker is silent
+_SILENT = "its worker does not answer"
 _MAX_DEADLINE_S = 3600.0
 
 
@@ -189,8 +199,9 @@ class Supervisor:
                         raise
                     log.warning("mount %s is unmounted without its worker: %s", mount_id, error)
                     Mountpoint.of(entry.spec).detach()
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(entry.spec.mount.worker_pid, signal.SIGKILL)
+                    if entry.spec.mount.worker_pid > 0:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(entry.spec.mount.worker_pid, signal.SIGKILL)
             self._set(entry, state="unmounted")
             if not lazy or entry.device_fd < 0:
                 self._forget(entry)
@@ -356,27 +367,62 @@ class Supervisor:
     async def _adopt(self, directory: Path) -> None:
         try:
             spec = wire.decode((directory / "spec.json").read_bytes(), wire.WorkerSpec)
+            if spec.mount.id != directory.name:
+                raise errors.UsageError(f"its spec.json is of mount {spec.mount.id}")
         except (OSError, errors.UsageError) as error:
             log.warning("%s is not a mount: %s", directory, error)
             shutil.rmtree(directory, ignore_errors=True)
             return
-        try:
-            reply, fd = await call(directory, "hello")
-        except errors.BootseerError as error:
-            # Its descriptor died with it and with our predecessor: the mount cannot be saved, only cleared.
-            log.warning("mount %s was lost: %s", spec.mount.id, error)
-            mountpoint = Mountpoint.of(spec)
-            mountpoint.detach()
-            mountpoint.remove()
-            shutil.rmtree(directory, ignore_errors=True)
+        entry = _Entry(spec, directory, -1)
+        if await self._take_over(entry):
             return
-        assert fd is not None
-        entry = _Entry(spec, directory, fd)
+        # A machine that is too busy, a debugger: nothing is lost yet, so nothing is cleared.
         self._entries[spec.mount.id] = entry
-        detached = bool(reply.values.get("detached"))
-        self._set(entry, state="unmounted" if detached else "ready", worker_pid=reply.pid)
+        self._set(
+            entry,
+            state="unmounted" if spec.mount.state == "unmounted" else "restarting",
+            worker_pid=owner_pid(directory),
+            error=_SILENT,
+        )
+        assert self._nursery is not None
+        self._nursery.start_soon(self._take_over_later, entry)
+
+    async def _take_over_later(self, entry: _Entry) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            async with entry.lock:
+                if self._entries.get(entry.spec.mount.id) is not entry or await self._take_over(entry):
+                    return
+
+    async def _take_over(self, entry: _Entry) -> bool:
+        """Adopt a mount whose worker lives, clear one whose worker is dead; False: neither can be told yet."""
+        mount = entry.spec.mount
+        try:
+            reply, fd = await call(entry.directory, "hello", timeout_s=_HELLO_TIMEOUT_S)
+        except WorkerDeadError as error:
+            # Its descriptor died with it and with our predecessor: the mount cannot be saved, only cleared.
+            log.warning("mount %s was lost: %s", mount.id, error)
+            Mountpoint.of(entry.spec).detach()
+            self._forget(entry)
+            return True
+        except errors.BootseerError as error:
+            log.warning("mount %s cannot be adopted yet: %s", mount.id, error)
+            return False
+        if fd is None:  # no descriptor was free to receive it
+            log.warning("mount %s cannot be adopted yet: its descriptor did not arrive", mount.id)
+            return False
+        if (protocol := reply.values.get("protocol")) != wire.WORKER_PROTOCOL:
+            # What can be had without more: its bytes, an unmount, and a successor of this release when it dies.
+            log.warning("the worker of mount %s speaks protocol %s", mount.id, protocol)
+        entry.device_fd = fd
+        self._entries[mount.id] = entry
+        state: wire.MountState = "unmounted" if reply.values.get("detached") else "ready"
+        self._set(entry, state=state, worker_pid=reply.pid, error="")
         self._watch(entry, reply.pid)
-        log.info("adopted mount %s (worker %d)", spec.mount.id, reply.pid)
+        log.info("adopted mount %s (worker %d)", mount.id, reply.pid)
+        return True
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -402,7 +448,10 @@ class Supervisor:
     @staticmethod
     def _store(directory: Path, spec: wire.WorkerSpec) -> None:
         temporary = directory / "spec.json.tmp"
-        temporary.write_bytes(wire.encode(spec))
+        # The origin's headers may hold a token, so this is for nobody else.
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(wire.encode(spec))
         temporary.replace(directory / "spec.json")
 
     def _forget(self, entry: _Entry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ _CALL_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 1.0
 SOCKET_NAME = "worker.sock"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7)
+
+
+class WorkerDeadError(errors.InternalError):
+    """Nobody listens on a worker's socket, so its process is gone. Silence alone would not say so."""
 
 
 class Spare:
@@ -83,15 +88,24 @@ class Spare:
             self.process.wait(_KILL_TIMEOUT_S)
 
 
+def owner_pid(directory: Path) -> int:
+    """The process that listens on a worker's socket, whether it answers or not; 0 when that cannot be told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        if probe.connect_ex(str(directory / SOCKET_NAME)) != 0:
+            return 0
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
+
+
 async def call(
-    directory: Path, op: wire.WorkerOp, *, lazy: bool = False
+    directory: Path, op: wire.WorkerOp, *, lazy: bool = False, timeout_s: float = _CALL_TIMEOUT_S
 ) -> tuple[wire.WorkerReply, int | None]:
     """One request to the worker of a mount, on a connection of its own; errors of the worker are raised here.
 
     The descriptor that came with the answer (``hello`` only) is the caller's to close.
     """
     try:
-        with trio.fail_after(_CALL_TIMEOUT_S):
+        with trio.fail_after(timeout_s):
             connection = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with connection:
                 await connection.connect(str(directory / SOCKET_NAME))
@@ -106,11 +120,12 @@ async def call(
                         raise errors.InternalError("the worker went away")
                     data += received
     except trio.TooSlowError:
-        raise errors.TimeoutExpiredError(
-            f"the worker did not answer {op} in {_CALL_TIMEOUT_S:.0f} s"
-        ) from None
-    except OSError as error:
-        raise errors.InternalError(f"the worker cannot be reached: {error.strerror}") from None
+        raise errors.TimeoutExpiredError(f"the worker did not answer {op} in {timeout_s:g} s") from None
+    except (ConnectionRefusedError, FileNotFoundError):
+        raise WorkerDeadError("its worker is dead") from None
+    except (OSError, trio.BrokenResourceError) as error:  # the latter: it died between connect and send
+        what = error.strerror if isinstance(error, OSError) else "the connection broke"
+        raise errors.InternalError(f"the worker cannot be reached: {what}") from None
     reply = wire.decode(data, wire.WorkerReply)
     if reply.error is not None:
         raise errors.from_code(reply.error.code, reply.error.message, reply.error.hint)

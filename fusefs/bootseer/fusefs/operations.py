@@ -37,7 +37,9 @@ class Operations(pyfuse3.Operations):
         self._tree = tree
         self._mounted_ns = time.time_ns()
         self._snapshots: dict[int, bytes] = {}  # file handle → content at its open, for generated files
-        self._handles = itertools.count(1 << 32)  # above any inode, which is the handle of every other file
+        # Above any inode, which is the handle of every other file, and above all that a predecessor on this mount
+        # gave out: a reader of its snapshots must not see, or release, one of ours.
+        self._handles = itertools.count(time.monotonic_ns())
 
     def _node(self, inode: int) -> Node:
         node = self._tree.get(inode)

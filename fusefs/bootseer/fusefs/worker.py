@@ -64,9 +64,13 @@ class Worker:
         )
         if spec.ready:
             self.file.mark_ready()
-        if spec.prefetch and device_fd is None:
-            # Before anything else: the network should be busy from the first millisecond.
-            self.prefetch()
+        if spec.prefetch and not spec.ready:
+            # Before anything else: the network should be busy from the first millisecond. A successor goes on with
+            # what is left of the plan.
+            try:
+                self.prefetch()
+            except (OSError, TypeError, ValueError, BootseerError) as error:
+                log.warning("no prefetch: %s", error)  # the start is slower, and that is all
         tree = Tree()
         image = tree.add_file(ROOT_INODE, IMAGE_NAME, chunk_map.image_bytes)
         tree.add_generated(tree.add_dir(ROOT_INODE, b".bootseer"), b"stats.json", self._statistics_json)
@@ -147,7 +151,7 @@ class Worker:
             match call.op:
                 case "hello":
                     ancillary = [_fd_message(self.session.device_fd)]
-                    reply.values = {"detached": self._detached}
+                    reply.values = {"detached": self._detached, "protocol": wire.WORKER_PROTOCOL}
                 case "statistics":
                     reply.values = self.statistics()
                 case "prefetch":
