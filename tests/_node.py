@@ -19,6 +19,7 @@ from tests.native.origin import Image
 
 from bootseer.cli.client import Client
 from bootseer.core import wire
+from bootseer.core.mountinfo import mount_table
 from bootseer.image import layout
 
 _MNT_DETACH = 2
@@ -34,8 +35,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20
 
 def mounted() -> list[Path]:
     """All mount points of this namespace, in the order of mounting."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
+    return [Path(entry.path) for entry in mount_table()]
 
 
 def detach(mountpoint: Path) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import missing_for_mounts
 
 from bootseer import native
 from bootseer.core.errors import BootseerError
+from bootseer.core.mountinfo import mounted_on
 from bootseer.image import runtime
 from bootseer.image.bundle import Command, NotExecutableError, ProgramNotFoundError, Volume
 
@@ -274,12 +275,13 @@ def test_what_is_kept_of_an_overlay(image: Path, work_dir: Path, tmp_path: Path)
 def test_what_is_mounted_on_a_directory(image: Path, work_dir: Path, tmp_path: Path) -> None:
     target = tmp_path / "a place \\ with\todd names"
     target.mkdir()
-    assert runtime.mounted_on(target) == ("", "")
+    assert mounted_on(target) is None
     with runtime.mounted_erofs(str(image), target):
-        file_system, source = runtime.mounted_on(target)
-        assert file_system == "erofs"
-        assert source == str(image) or source.startswith("/dev/loop")
-    assert runtime.mounted_on(target) == ("", "")
+        entry = mounted_on(target)
+        assert entry is not None
+        assert entry.file_system == "erofs"
+        assert entry.source == str(image) or entry.source.startswith("/dev/loop")
+    assert mounted_on(target) is None
 
 
 # ---- work directories ----

@@ -15,6 +15,7 @@ from tests._node import mounted
 
 from bootseer import native
 from bootseer.core.errors import ConfigError, IntegrityError, NotFoundError, UsageError
+from bootseer.core.mountinfo import MountEntry, mounted_on
 from bootseer.image import runtime
 from bootseer.image.owner import owner, owner_is_gone
 from bootseer.image.runtime import Probe
@@ -204,10 +205,10 @@ def test_images_that_cannot_be_mounted(can_mount: None, tmp_path: Path) -> None:
 def test_what_is_mounted_on(can_mount: None, tmp_path: Path) -> None:
     target = tmp_path / "with a space"
     target.mkdir()
-    assert runtime.mounted_on(target) == ("", "")
+    assert mounted_on(target) is None
     subprocess.run(["mount", "-t", "tmpfs", "a source", str(target)], check=True)
     try:
-        assert runtime.mounted_on(target) == ("tmpfs", "a source")
+        assert mounted_on(target) == MountEntry(str(target), "tmpfs", "a source")
     finally:
         native.umount(str(target))
 

@@ -32,6 +32,7 @@ from bootseer.core.errors import (
     NotFoundError,
     UsageError,
 )
+from bootseer.core.mountinfo import mounted_on
 
 if TYPE_CHECKING:
     from bootseer.image.resolve import ResolvedImage
@@ -193,13 +194,11 @@ def _unmount_fuse(client: Client, found: wire.Mount, *, lazy: bool) -> None:
 
 def _is_image(directory: Path, found: wire.Mount | None) -> bool:
     """Whether what is mounted on a directory, topmost, is an EROFS image of ours (of ``found``)."""
-    from bootseer.image.runtime import mounted_on
-
-    file_system, source = mounted_on(directory)
-    if file_system != "erofs":
+    entry = mounted_on(directory)
+    if entry is None or entry.file_system != "erofs":
         return False
-    of_file = source == found.image_path if found is not None else source.endswith("/image.erofs")
-    return of_file or source.startswith("/dev/loop")
+    of_file = entry.source == found.image_path if found is not None else entry.source.endswith("/image.erofs")
+    return of_file or entry.source.startswith("/dev/loop")
 
 
 @app.command()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer import native
 from bootseer.core import errors, wire
+from bootseer.core.mountinfo import mounted_on
 
 _OURS = "fuse.bootseer"
 
@@ -40,7 +39,7 @@ class Mountpoint:
 
     def prepare(self) -> None:
         """Make the directory, or check that it is empty and nothing is mounted on it."""
-        if self.file_system() is not None:
+        if mounted_on(self.path) is not None:
             raise errors.UsageError(f"something is mounted on {self.path} already")
         try:
             try:
@@ -54,13 +53,10 @@ class Mountpoint:
         except OSError as error:
             raise errors.UsageError(f"cannot mount on {self.path}: {error.strerror}") from None
 
-    def file_system(self) -> str | None:
-        """The type of what is mounted here, topmost; ``None`` when nothing is."""
-        return mounted_on(os.fsencode(self.path), Path("/proc/self/mountinfo").read_bytes())
-
     def detach(self) -> None:
         """Unmount lazily what a dead worker of ours left here; a mount of somebody else stays."""
-        if self.file_system() == _OURS:
+        entry = mounted_on(self.path)
+        if entry is not None and entry.file_system == _OURS:
             with contextlib.suppress(OSError):
                 native.umount(str(self.path), lazy=True)
 
@@ -69,22 +65,3 @@ class Mountpoint:
         if self.made:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
-
-
-def mounted_on(path: bytes, mountinfo: bytes) -> str | None:
-    """The type of the topmost file system on ``path``, from a table as in proc_pid_mountinfo(5).
-
-    Bytes, because other people's mount points need not be UTF-8 and may hold whatever str.splitlines() takes for
-    the end of a line.
-    """
-    found = None
-    for line in mountinfo.split(b"\n"):
-        # The fifth field is the path, the first after the dash the type.
-        fields, dash, rest = line.partition(b" - ")
-        if dash and _unescape(fields.split(b" ")[4]) == path:
-            found = os.fsdecode(rest.split(b" ")[0])
-    return found
-
-
-def _unescape(field: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

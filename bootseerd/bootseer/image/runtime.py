@@ -12,14 +12,13 @@ import fcntl
 import json
 import os
 import platform
-import re
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +33,7 @@ from bootseer.core.errors import (
     PermissionDeniedError,
     UsageError,
 )
+from bootseer.core.mountinfo import mount_table
 from bootseer.image.bundle import (
     RUNTIMES,
     Command,
@@ -63,7 +63,6 @@ __all__ = [
     "forget",
     "mount_erofs",
     "mounted_erofs",
-    "mounted_on",
     "overlay",
     "private_mounts",
     "probe",
@@ -118,28 +117,11 @@ def detach_others(own: Path, volumes: Sequence[Volume]) -> None:
 
     A copy of a mount keeps its worker alive, for as long as our command runs. Not those that a volume comes from.
     """
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")  # proc_pid_mountinfo(5)
-        path = _unescape(fields.split(" ")[4])
-        is_ours = rest.startswith("fuse.bootseer ") and path != str(own)
-        if is_ours and not any(Path(volume.source).is_relative_to(path) for volume in volumes):
+    for entry in mount_table():
+        is_ours = entry.file_system == "fuse.bootseer" and entry.path != str(own)
+        if is_ours and not any(Path(volume.source).is_relative_to(entry.path) for volume in volumes):
             with suppress(OSError):
-                native.umount(path, lazy=True)
-
-
-def mounted_on(directory: Path) -> tuple[str, str]:
-    """File system type and source of what is mounted on a directory, topmost; empty when nothing is."""
-    found = "", ""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        if _unescape(fields.split(" ")[4]) == str(directory):
-            file_system, source, *_ = rest.split(" ")
-            found = file_system, _unescape(source)
-    return found
-
-
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+                native.umount(entry.path, lazy=True)
 
 
 @contextmanager
@@ -283,10 +265,8 @@ def _delete_stopped(work_dir: Path) -> bool:
 
 def remove_tree(work_dir: Path) -> None:
     """Remove a work directory, but nothing that is still mounted below it."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if Path(_unescape(line.split(" ")[4])).is_relative_to(work_dir):
-            return
-    shutil.rmtree(work_dir, ignore_errors=True)
+    if not any(Path(entry.path).is_relative_to(work_dir) for entry in mount_table()):
+        shutil.rmtree(work_dir, ignore_errors=True)
 
 
 # -- which runtime -------------------------------------------------------------------------------------------------
@@ -445,11 +425,10 @@ def run(
     process = resolve_process(root, config, command)
     check_program(root, process)
     make_directory(root, process["cwd"])
-    start = _run_namespaces if runtime == "namespaces" else _run_oci
-    if signals is not None:
-        return start(root, process, command, runtime, work_dir, signals)
-    with Signals() as own:
-        return start(root, process, command, runtime, work_dir, own)
+    with Signals() if signals is None else nullcontext(signals) as forwarded:
+        if runtime == "namespaces":
+            return _run_namespaces(root, process, command, forwarded)
+        return _run_oci(root, process, command, runtime, work_dir, forwarded)
 
 
 def _run_oci(
@@ -486,15 +465,7 @@ def _run_oci(
     return code if code >= 0 else 128 - code
 
 
-def _run_namespaces(
-    root: Path,
-    process: Mapping[str, Any],
-    command: Command,
-    runtime: RuntimeName,
-    work_dir: Path,
-    signals: Signals,
-) -> int:
-    del runtime, work_dir
+def _run_namespaces(root: Path, process: Mapping[str, Any], command: Command, signals: Signals) -> int:
     binds = [(v.source, v.target, v.read_only) for v in [*host_volumes(), *command.volumes]]
     for volume in command.volumes:  # also where a link of the image leads to nothing, as OCI runtimes do
         target = PurePosixPath(volume.target)
