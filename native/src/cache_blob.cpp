@@ -12,6 +12,7 @@
 #include "bootseer/bytes.hpp"
 #include "bootseer/crc32c.hpp"
 #include "bootseer/error.hpp"
+#include "bootseer/transfer.hpp"
 
 namespace bootseer {
 namespace {
@@ -27,33 +28,6 @@ static_assert(kFirstLogPieceBytes % kRecordBytes == 0 && kLogPieceBytes % kRecor
 
 std::int64_t now_ns() noexcept {
   return std::chrono::steady_clock::now().time_since_epoch().count();
-}
-
-// 0, or an errno.
-int write_all(int fd, std::span<const std::byte> bytes, std::uint64_t offset) noexcept {
-  while (!bytes.empty()) {
-    const ssize_t put = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno;
-    if (put == 0) return ENOSPC;
-    bytes = bytes.subspan(static_cast<std::size_t>(put));
-    offset += static_cast<std::uint64_t>(put);
-  }
-  return 0;
-}
-
-// How many bytes were read (fewer only at the end of the file), or -errno.
-ssize_t read_all(int fd, std::span<std::byte> out, std::uint64_t offset) noexcept {
-  std::size_t filled = 0;
-  while (filled < out.size()) {
-    const ssize_t got =
-        ::pread(fd, out.data() + filled, out.size() - filled, static_cast<off_t>(offset + filled));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return -errno;
-    if (got == 0) break;
-    filled += static_cast<std::size_t>(got);
-  }
-  return static_cast<ssize_t>(filled);
 }
 
 void sync_directory(const std::string& path) {
@@ -133,7 +107,7 @@ bool CacheBlob::open_log(bool alone) {
   bool is_new = !log_;
   if (log_) {
     cache_log::Header header;
-    const ssize_t got = read_all(log_.get(), header, 0);
+    const ssize_t got = pread_all(log_.get(), header, 0);
     if (got < 0)
       throw std::system_error(static_cast<int>(-got), std::generic_category(), "read " + log_path_);
     const auto head = std::span(header).first(static_cast<std::size_t>(got));
@@ -183,7 +157,7 @@ void CacheBlob::rewrite_log() {
     }
   }
   add(cache_log::make_record(cache_log::kDurable, proven, 0));
-  if (const int error = write_all(fd.get(), bytes, 0); error != 0) {
+  if (const int error = pwrite_all(fd.get(), bytes, 0); error != 0) {
     throw std::system_error(error, std::generic_category(), "write " + new_path);
   }
   if (::fsync(fd.get()) != 0) throw_errno("sync " + new_path);
@@ -207,7 +181,7 @@ void CacheBlob::replay_from_file() {
   if (replayed_bytes_ == 0) replayed_bytes_ = kHeaderBytes;
   std::vector<std::byte> piece(kFirstLogPieceBytes);  // most catch-ups are a few records
   while (true) {
-    const ssize_t got = read_all(log_.get(), piece, replayed_bytes_);
+    const ssize_t got = pread_all(log_.get(), piece, replayed_bytes_);
     if (got < 0)
       throw std::system_error(static_cast<int>(-got), std::generic_category(), "read " + log_path_);
     const std::size_t applied = replay_.apply(std::span(piece).first(static_cast<std::size_t>(got)));
@@ -278,7 +252,7 @@ bool CacheBlob::prove(std::uint32_t chunk) noexcept {
 }
 
 bool CacheBlob::read(std::uint64_t offset, std::span<std::byte> out) noexcept {
-  const ssize_t got = read_all(data_.get(), out, offset);
+  const ssize_t got = pread_all(data_.get(), out, offset);
   if (got == static_cast<ssize_t>(out.size())) return true;
   if (got >= 0) distrust_all();
   errno = got < 0 ? static_cast<int>(-got) : EIO;
@@ -303,7 +277,7 @@ bool CacheBlob::put(std::uint32_t chunk, std::span<const std::byte> raw) noexcep
   if (::fstat(data_.get(), &status) == 0 && static_cast<std::uint64_t>(status.st_size) < map_.image_bytes()) {
     distrust_all();
   }
-  if (const int error = write_all(data_.get(), raw, entry.raw_offset); error != 0) {
+  if (const int error = pwrite_all(data_.get(), raw, entry.raw_offset); error != 0) {
     failed(write_failures_, error);
     refusing_until_ns_.store(now_ns() + kRefusalPause.count(), std::memory_order_relaxed);
     return false;
@@ -362,7 +336,7 @@ bool CacheBlob::catch_up_locked() {
   replay_from_file();
   own_bytes_ = 0;
   std::vector<std::byte> bytes(static_cast<std::size_t>(replayed_bytes_ - from));
-  const ssize_t got = read_all(log_.get(), bytes, from);
+  const ssize_t got = pread_all(log_.get(), bytes, from);
   for (std::size_t at = 0; got > 0 && at + kRecordBytes <= static_cast<std::size_t>(got);
        at += kRecordBytes) {
     const auto value = load_le<std::uint32_t>(bytes.data() + at + 4);
@@ -372,23 +346,22 @@ bool CacheBlob::catch_up_locked() {
 }
 
 bool CacheBlob::claim_fetch(std::uint32_t id) noexcept {
-  struct flock range {};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = id;
-  range.l_len = 1;
-  // Bound to the open file, not to the process: two files in one process are two parties as well.
-  if (::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range) == 0) return true;
+  if (set_claim(id, F_WRLCK)) return true;
   return errno != EAGAIN && errno != EACCES;  // a file system without locks: everybody for himself
 }
 
 void CacheBlob::release_fetch(std::uint32_t id) noexcept {
+  set_claim(id, F_UNLCK);
+}
+
+bool CacheBlob::set_claim(std::uint32_t id, short type) noexcept {
   struct flock range {};
-  range.l_type = F_UNLCK;
+  range.l_type = type;
   range.l_whence = SEEK_SET;
   range.l_start = id;
   range.l_len = 1;
-  ::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range);
+  // Bound to the open file, not to the process: two files in one process are two parties as well.
+  return ::fcntl(fetch_claims_.get(), F_OFD_SETLK, &range) == 0;
 }
 
 void CacheBlob::sync() noexcept {

@@ -17,6 +17,7 @@
 
 #include "bootseer/error.hpp"
 #include "bootseer/fd.hpp"
+#include "bootseer/transfer.hpp"
 #include "bootseer/zeros.hpp"
 
 namespace bootseer {
@@ -147,13 +148,8 @@ class BlobWriter {
   };
 
   void append(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_errno(path_);
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-      offset_ += static_cast<std::uint64_t>(n);
-    }
+    if (const int error = write_all(fd_.get(), bytes); error != 0) throw_errno(path_, error);
+    offset_ += bytes.size();
   }
 
   std::string path_;

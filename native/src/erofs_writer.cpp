@@ -13,6 +13,7 @@
 #include "bootseer/crc32c.hpp"
 #include "bootseer/error.hpp"
 #include "bootseer/sha256.hpp"
+#include "bootseer/transfer.hpp"
 #include "bootseer/zeros.hpp"
 
 namespace bootseer {
@@ -341,13 +342,7 @@ class Writer {
   // Zeros stay holes, so that a sparse file costs no space here either.
   void write(std::span<const std::byte> bytes, std::uint64_t offset) {
     if (is_zeros(bytes)) return;
-    while (!bytes.empty()) {
-      const ssize_t n = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_errno(path_);
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-      offset += static_cast<std::uint64_t>(n);
-    }
+    if (const int error = pwrite_all(fd_.get(), bytes, offset); error != 0) throw_errno(path_, error);
   }
 
   Tree& tree_;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bootseer/error.hpp"
+#include "bootseer/transfer.hpp"
 #include "bootseer/tree.hpp"
 
 namespace bootseer {
@@ -267,15 +268,8 @@ class LayerApplier {
   }
 
   void write(const void* data, std::size_t length, std::uint64_t offset) const {
-    const char* at = static_cast<const char*>(data);
-    while (length > 0) {
-      const ssize_t n = ::pwrite(spool_, at, length, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_errno("spool");
-      at += n;
-      offset += static_cast<std::uint64_t>(n);
-      length -= static_cast<std::size_t>(n);
-    }
+    const std::span bytes(static_cast<const std::byte*>(data), length);
+    if (const int error = pwrite_all(spool_, bytes, offset); error != 0) throw_errno("spool", error);
   }
 
   Node root_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bootseer/error.hpp>
 #include <bootseer/local_file.hpp>
+#include <bootseer/transfer.hpp>
 #include <cerrno>
 #include <vector>
 
@@ -23,17 +24,11 @@ ssize_t LocalFile::try_read(std::uint64_t offset, std::size_t length, const Read
                             std::span<std::byte> scratch, iovec& out) noexcept {
   if (offset >= size_) return 0;
   const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(length, size_ - offset));
-  std::size_t done = 0;
-  while (done < wanted) {
-    const ssize_t got =
-        ::pread(fd_.get(), scratch.data() + done, wanted - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return -errno;
-    if (got == 0) return -EIO;  // the file shrank under us: its promised bytes are gone
-    done += static_cast<std::size_t>(got);
-  }
+  const ssize_t got = pread_all(fd_.get(), scratch.first(wanted), offset);
+  if (got < 0) return got;
+  if (static_cast<std::size_t>(got) < wanted) return -EIO;  // the file shrank under us: its bytes are gone
   out = {scratch.data(), wanted};
-  return static_cast<ssize_t>(wanted);
+  return got;
 }
 
 void LocalFile::read(std::uint64_t offset, std::size_t length, const ReadContext& context,

@@ -8,6 +8,7 @@
 
 #include "bootseer/error.hpp"
 #include "bootseer/fd.hpp"
+#include "bootseer/transfer.hpp"
 
 namespace bootseer {
 
@@ -18,15 +19,9 @@ std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t ma
   if (::fstat(fd.get(), &status) != 0) throw_errno("stat " + path);
   std::vector<std::byte> bytes(static_cast<std::size_t>(
       std::min<std::uint64_t>(static_cast<std::uint64_t>(status.st_size), max_bytes)));
-  std::size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + filled, bytes.size() - filled);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("read " + path);
-    if (got == 0) break;
-    filled += static_cast<std::size_t>(got);
-  }
-  bytes.resize(filled);
+  const ssize_t got = pread_all(fd.get(), bytes, 0);
+  if (got < 0) throw_errno("read " + path, static_cast<int>(-got));
+  bytes.resize(static_cast<std::size_t>(got));
   return bytes;
 }
 

@@ -97,11 +97,13 @@ int Device::answer(std::uint64_t unique, int error, std::span<const iovec> parts
   do {
     put = ::writev(fd_.get(), vector, static_cast<int>(parts.size() + 1));
   } while (put < 0 && errno == EINTR);
-  if (put >= 0) return 0;
-  const int failure = errno;
-  auto& counter = failure == ENOENT ? counters_.replies_unwanted : counters_.reply_failures;
+  return put >= 0 ? 0 : count_failure(errno);
+}
+
+int Device::count_failure(int error) noexcept {
+  auto& counter = error == ENOENT ? counters_.replies_unwanted : counters_.reply_failures;
   counter.fetch_add(1, std::memory_order_relaxed);
-  return failure;
+  return error;
 }
 
 int Device::write_message(std::span<const std::byte> message) noexcept {
@@ -109,11 +111,7 @@ int Device::write_message(std::span<const std::byte> message) noexcept {
   do {
     put = ::write(fd_.get(), message.data(), message.size());
   } while (put < 0 && errno == EINTR);
-  if (put >= 0) return 0;
-  const int failure = errno;
-  auto& counter = failure == ENOENT ? counters_.replies_unwanted : counters_.reply_failures;
-  counter.fetch_add(1, std::memory_order_relaxed);
-  return failure;
+  return put >= 0 ? 0 : count_failure(errno);
 }
 
 bool Device::add(std::uint64_t unique, Pending pending) {

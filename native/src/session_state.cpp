@@ -9,6 +9,7 @@
 #include <bootseer/error.hpp>
 #include <bootseer/fuse_abi.hpp>
 #include <bootseer/session_state.hpp>
+#include <bootseer/transfer.hpp>
 #include <cstring>
 #include <utility>
 
@@ -46,15 +47,6 @@ static_assert(sizeof(OpensHeader) == sizeof(OpenEntry));
 // Another process reads these words after we died, so the compiler must not reorder or drop the stores.
 void publish(std::uint32_t& word, std::uint32_t value) {
   std::atomic_ref<std::uint32_t>(word).store(value, std::memory_order_release);
-}
-
-void write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t put = ::write(fd, bytes.data(), bytes.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw_errno("cannot write " + path);
-    bytes = bytes.subspan(static_cast<std::size_t>(put));
-  }
 }
 
 OpenEntry* entries(const SharedMapping& mapping) {
@@ -135,7 +127,8 @@ void InitRecord::save(const std::string& path) const {
   const std::string temporary = path + ".new";
   UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd) throw_errno("cannot create " + temporary);
-  write_all(fd.get(), bytes, temporary);
+  if (const int error = write_all(fd.get(), bytes); error != 0)
+    throw_errno("cannot write " + temporary, error);
   if (::rename(temporary.c_str(), path.c_str()) != 0) throw_errno("cannot rename " + temporary);
 }
 

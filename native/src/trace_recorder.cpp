@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "bootseer/error.hpp"
+#include "bootseer/transfer.hpp"
 
 namespace bootseer {
 namespace {
@@ -164,13 +165,7 @@ void TraceRecorder::write_out(const std::vector<TraceRecord>& batch, bool sync) 
           std::span(bytes).subspan(i * trace_format::kRecordBytes).first<trace_format::kRecordBytes>(),
           batch[i]);
     }
-    std::span<const std::byte> left(bytes);
-    while (!left.empty()) {
-      const ssize_t put = ::write(fd_.get(), left.data(), left.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) throw_errno("write " + path_);
-      left = left.subspan(static_cast<std::size_t>(put));
-    }
+    if (const int error = write_all(fd_.get(), bytes); error != 0) throw_errno("write " + path_, error);
     records_.fetch_add(batch.size(), std::memory_order_relaxed);
     if (sync && ::fdatasync(fd_.get()) != 0) throw_errno("sync " + path_);
   } catch (const std::system_error& error) {

@@ -81,6 +81,7 @@ class CacheBlob {
   CacheStatistics statistics() const noexcept;
 
  private:
+  bool set_claim(std::uint32_t id, short type) noexcept;  // false: errno says why
   enum Claim : std::uint8_t { kAbsent = 0, kUnproven = 1, kProven = 2 };
 
   void open_files();

@@ -27,8 +27,8 @@ class Error : public std::runtime_error {
   Errc code_;
 };
 
-[[noreturn]] inline void throw_errno(const std::string& what) {
-  throw std::system_error(errno, std::generic_category(), what);
+[[noreturn]] inline void throw_errno(const std::string& what, int error = errno) {
+  throw std::system_error(error, std::generic_category(), what);
 }
 
 }  // namespace bootseer

@@ -81,6 +81,8 @@ class Device : public std::enable_shared_from_this<Device> {
  private:
   static constexpr std::size_t kEarlyInterrupts = 256;
 
+  int count_failure(int error) noexcept;  // returns the error
+
   UniqueFd fd_;
   std::shared_ptr<Journal> journal_;
   DeviceCounters counters_;
