@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def can_mount() -> None:
     """Skip, with the reason, where FUSE cannot be mounted."""
     if reason := missing_for_mounts():
         pytest.skip(reason)
+
+
+@contextmanager
+def shared_daemon() -> Iterator[Node]:
+    """A node with a running daemon, for fixtures that many tests share."""
+    if reason := missing_for_mounts():
+        pytest.skip(reason)
+    node = Node()
+    try:
+        node.start()
+        yield node
+        assert "Traceback" not in node.log(), node.log()
+    finally:
+        node.cleanup()
 
 
 @pytest.fixture

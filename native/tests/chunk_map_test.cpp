@@ -9,6 +9,7 @@
 #include "bootseer/bytes.hpp"
 #include "bootseer/crc32c.hpp"
 #include "bootseer/error.hpp"
+#include "refusal.hpp"
 
 namespace bootseer {
 namespace {
@@ -43,19 +44,8 @@ ChunkMap valid_map() {
   return ChunkMap(kImageBytes, 4096, kBlobBytes, some_digest(9), valid_chunks());
 }
 
-std::string why(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::integrity);
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-    return error.what();
-  }
-  return "accepted";
-}
-
 std::string why_chunks(std::vector<Chunk> chunks, std::uint64_t image_bytes = kImageBytes) {
-  return why([&] { ChunkMap(image_bytes, 0, kBlobBytes, some_digest(9), std::move(chunks)); });
+  return test::refusal([&] { ChunkMap(image_bytes, 0, kBlobBytes, some_digest(9), std::move(chunks)); });
 }
 
 TEST(Crc32c, KnownAnswerAndBothPathsAgree) {
@@ -165,10 +155,10 @@ TEST(ChunkMap, RefusesDamagedBytes) {
   for (std::size_t i = 0; i < good.size(); ++i) {
     auto bytes = good;
     bytes[i] ^= std::byte{0x10};
-    EXPECT_NE(why([&] { ChunkMap::parse(bytes); }), "accepted") << "byte " << i;
+    EXPECT_NE(test::refusal([&] { ChunkMap::parse(bytes); }), "accepted") << "byte " << i;
   }
   for (std::size_t length = 0; length < good.size(); ++length) {
-    EXPECT_NE(why([&] { ChunkMap::parse(std::span(good).first(length)); }), "accepted");
+    EXPECT_NE(test::refusal([&] { ChunkMap::parse(std::span(good).first(length)); }), "accepted");
   }
 }
 
@@ -178,7 +168,7 @@ TEST(ChunkMap, ReservedFlagsAndCountsAreCheckedBehindAValidChecksum) {
     store_le(bytes.data() + offset, value);
     store_le(bytes.data() + 92, std::uint32_t{0});
     store_le(bytes.data() + 92, crc32c(bytes));
-    return why([&] { ChunkMap::parse(bytes); });
+    return test::refusal([&] { ChunkMap::parse(bytes); });
   };
   EXPECT_NE(with(76, 1).find("flags"), std::string::npos);
   EXPECT_NE(with(84, 1).find("reserved"), std::string::npos);

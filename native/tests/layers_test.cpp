@@ -7,6 +7,7 @@
 
 #include "bootseer/error.hpp"
 #include "bootseer/tree.hpp"
+#include "refusal.hpp"
 #include "tar_builder.hpp"
 #include "temp_dir.hpp"
 
@@ -24,17 +25,6 @@ class Layers : public ::testing::Test {
       paths.push_back(directory.write("layer" + std::to_string(i), tars[i]));
     }
     return Tree::from_layers(paths, directory.path());
-  }
-
-  static std::string refusal(const std::function<void()>& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::integrity);
-      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-      return error.what();
-    }
-    return "accepted";
   }
 
   TempDir directory;
@@ -222,31 +212,32 @@ TEST_F(Layers, SymbolicLinksNeverLeadOutOfTheRoot) {
 
 TEST_F(Layers, ALoopOfSymbolicLinksIsRefused) {
   const std::string tar = TarBuilder().symlink("a", "b").symlink("b", "a").file("a/f", "").finish();
-  EXPECT_NE(refusal([&] { apply({tar}); }).find("symbolic links"), std::string::npos);
+  EXPECT_NE(test::refusal([&] { apply({tar}); }).find("symbolic links"), std::string::npos);
 }
 
 TEST_F(Layers, DotDotIsRefused) {
   for (const char* name : {"../f", "a/../../f", "/../f", "a/.."}) {
-    EXPECT_NE(refusal([&] { apply({TarBuilder().file(name, "").finish()}); }), "accepted") << name;
+    EXPECT_NE(test::refusal([&] { apply({TarBuilder().file(name, "").finish()}); }), "accepted") << name;
   }
   const std::string link = TarBuilder().file("a", "").hardlink("b", "../a").finish();
-  EXPECT_NE(refusal([&] { apply({link}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({link}); }), "accepted");
 }
 
 TEST_F(Layers, BrokenHardLinksAreRefused) {
-  EXPECT_NE(refusal([&] { apply({TarBuilder().hardlink("a", "missing").finish()}); }), "accepted");
-  EXPECT_NE(refusal([&] { apply({TarBuilder().directory("d").hardlink("a", "d").finish()}); }), "accepted");
-  EXPECT_NE(refusal([&] { apply({TarBuilder().hardlink("a", "/").finish()}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({TarBuilder().hardlink("a", "missing").finish()}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({TarBuilder().directory("d").hardlink("a", "d").finish()}); }),
+            "accepted");
+  EXPECT_NE(test::refusal([&] { apply({TarBuilder().hardlink("a", "/").finish()}); }), "accepted");
 }
 
 TEST_F(Layers, TheRootStaysADirectory) {
-  EXPECT_NE(refusal([&] { apply({TarBuilder().file("./", "text").finish()}); }), "accepted");
-  EXPECT_NE(refusal([&] { apply({TarBuilder().symlink(".", "usr").finish()}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({TarBuilder().file("./", "text").finish()}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({TarBuilder().symlink(".", "usr").finish()}); }), "accepted");
 }
 
 TEST_F(Layers, WhatIsNoLayerIsRefused) {
-  EXPECT_NE(refusal([&] { apply({test::noise(5000, 1)}); }), "accepted");
-  EXPECT_NE(refusal([&] { apply({"hello"}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({test::noise(5000, 1)}); }), "accepted");
+  EXPECT_NE(test::refusal([&] { apply({"hello"}); }), "accepted");
 }
 
 TEST_F(Layers, TruncatedTarsAreRefused) {
@@ -254,7 +245,7 @@ TEST_F(Layers, TruncatedTarsAreRefused) {
       TarBuilder().file("a", std::string(3000, 'a')).file("b", std::string(3000, 'b')).unfinished();
   for (std::size_t length = 1; length < tar.size(); length += 37) {
     if (length % 3584 == 0) continue;  // between two entries: a tar without its end, which many tools make
-    EXPECT_NE(refusal([&] { apply({tar.substr(0, length)}); }), "accepted") << length;
+    EXPECT_NE(test::refusal([&] { apply({tar.substr(0, length)}); }), "accepted") << length;
   }
 }
 
@@ -265,7 +256,7 @@ TEST_F(Layers, TruncatedZstdIsRefused) {
   Tree tree = apply({packed});
   EXPECT_EQ(content(tree, "a"), test::noise(30000, 2));
   for (std::size_t length = 1; length < packed.size(); length += 997) {
-    EXPECT_NE(refusal([&] { apply({packed.substr(0, length)}); }), "accepted") << length;
+    EXPECT_NE(test::refusal([&] { apply({packed.substr(0, length)}); }), "accepted") << length;
   }
 }
 

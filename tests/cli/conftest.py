@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests._node import Node
 from tests._rootfs import make_rootfs
-from tests.conftest import missing_for_mounts
+from tests.conftest import shared_daemon
 
 from bootseer.cli import app
 from bootseer.core import wire
@@ -209,15 +209,8 @@ def shell_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def module_node() -> Iterator[Node]:
     """One daemon for the tests of a module."""
-    if reason := missing_for_mounts():
-        pytest.skip(reason)
-    node = Node()
-    try:
-        node.start()
+    with shared_daemon() as node:
         yield node
-        assert "Traceback" not in node.log(), node.log()
-    finally:
-        node.cleanup()
 
 
 @pytest.fixture

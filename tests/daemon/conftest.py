@@ -6,21 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 from tests._node import Node
-from tests.conftest import missing_for_mounts
+from tests.conftest import shared_daemon
 
 
 @pytest.fixture(scope="module")
 def shared_node() -> Iterator[Node]:
     """One daemon for all requests that it is to survive and to refuse."""
-    if reason := missing_for_mounts():
-        pytest.skip(reason)
-    node = Node()
-    try:
-        node.start()
+    with shared_daemon() as node:
         yield node
-        assert "Traceback" not in node.log(), node.log()
-    finally:
-        node.cleanup()
 
 
 @pytest.fixture

@@ -21,6 +21,19 @@ CAP_NET_RAW = bytes.fromhex(
 )  # a v2 security.capability: cap_net_raw=ep
 
 
+@contextmanager
+def disk_of(size: str, place: Path) -> Iterator[Path]:
+    """A file system of its own that can hold no more than ``size`` (as tmpfs writes it); root only."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        native.umount(str(place))
+
+
 @dataclass(frozen=True)
 class Entry:
     """All that stat, the content and the extended attributes say of one name; ``names`` are those of its inode."""

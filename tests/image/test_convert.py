@@ -26,7 +26,7 @@ from tests.image._layouts import (
     put_manifest,
     tagged,
 )
-from tests.image._trees import differences, look, make_tree, mounted, write
+from tests.image._trees import differences, disk_of, look, make_tree, mounted, write
 
 from bootseer import native
 from bootseer.core.errors import BootseerError, IntegrityError, NotFoundError, UsageError
@@ -337,15 +337,8 @@ def test_a_conversion_that_is_killed(tmp_path: Path, out: Path, number: signal.S
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(path)], check=True)
-    try:
-        yield path
-    finally:
-        native.umount(str(path), lazy=True)
+    with disk_of("12m", tmp_path / "disk") as place:
+        yield place
 
 
 @pytest.mark.parametrize("tree_mib", [14, 7])  # too much for the image; for image and chunks together

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.image._oci import LAYER_TYPE, OciLayout, snapshot, tagged, unpack
-from tests.image._trees import fsck, make_tree, mounted
+from tests.image._trees import disk_of, fsck, make_tree, mounted
 from tests.image.test_layers import Layer
 from tests.native.origin import zstd
 
@@ -187,15 +186,8 @@ def test_blobs_are_readable_by_others(tmp_path: Path) -> None:
 
 @pytest.fixture
 def little_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
-    try:
+    with disk_of("4m", tmp_path / "disk") as place:
         yield place
-    finally:
-        native.umount(str(place))
 
 
 @pytest.mark.parametrize("file_bytes", [3 << 20, 8 << 20])  # the blob, the image
