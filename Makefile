@@ -48,7 +48,7 @@ format:
 types:
 	.venv/bin/mypy
 
-check: format lint types test
+check: setup format test
 
 clean:
 	rm -rf build .venv
