@@ -11,7 +11,7 @@
 namespace bootseer {
 namespace {
 
-constexpr std::size_t kMaxMemoryBytes = 64 * 1024 * 1024;
+constexpr std::size_t kMaxMemoryBytes = 64ULL * 1024 * 1024;
 constexpr unsigned kMaxIntegrityAttempts = 3;
 constexpr auto kTick = std::chrono::milliseconds(200);
 constexpr auto kElsewhereTick = std::chrono::milliseconds(3);

@@ -7,11 +7,11 @@
 namespace bootseer {
 namespace {
 
-constexpr std::uint64_t kMaxDemandRequestBytes = 2 * 1024 * 1024;
-constexpr std::uint64_t kBackgroundRequestBytes = 1024 * 1024;
+constexpr std::uint64_t kMaxDemandRequestBytes = 2ULL * 1024 * 1024;
+constexpr std::uint64_t kBackgroundRequestBytes = 1024ULL * 1024;
 constexpr unsigned kMaxBackgroundRequests = 2;
 constexpr unsigned kMaxPrefetchRequests = 8;
-constexpr std::uint64_t kMaxDecodeBacklogBytes = 16 * 1024 * 1024;
+constexpr std::uint64_t kMaxDecodeBacklogBytes = 16ULL * 1024 * 1024;
 constexpr std::uint32_t kMaxReadAheadChunks = 4;
 constexpr auto kQuietBeforeBackground = std::chrono::milliseconds(200);  // once the workload is ready
 constexpr auto kPatienceWithOthers = std::chrono::seconds(1);

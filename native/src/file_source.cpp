@@ -18,7 +18,7 @@
 namespace bootseer {
 namespace {
 
-constexpr std::size_t kPieceBytes = 256 * 1024;
+constexpr std::size_t kPieceBytes = 256ULL * 1024;
 constexpr std::size_t kPriorities = 3;
 
 struct Job {

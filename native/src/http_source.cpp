@@ -23,8 +23,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr long kReceiveBufferBytes = 256 * 1024;
-constexpr std::size_t kMaxErrorBodyBytes = 64 * 1024;  // read and dropped to keep the connection; more is cut
+constexpr long kReceiveBufferBytes = 256L * 1024;
+constexpr std::size_t kMaxErrorBodyBytes =
+    64ULL * 1024;  // read and dropped to keep the connection; more is cut
 constexpr milliseconds kFirstBackoff{100};
 constexpr milliseconds kMaxBackoff{5000};
 constexpr milliseconds kMaxRetryAfter{30000};
@@ -146,18 +147,22 @@ class HttpSource final : public Source {
     static const CURLcode global = curl_global_init(CURL_GLOBAL_DEFAULT);
     require(global);
     for (const auto& [name, value] : options_.headers) {
-      if (name.empty() || (name + value).find_first_of("\r\n") != std::string::npos) {
+      const auto breaks = [](const std::string& text) {
+        return text.find_first_of("\r\n") != std::string::npos;
+      };
+      if (name.empty() || breaks(name) || breaks(value)) {
         throw Error(Errc::usage, "a header has an empty name or a line break");
       }
       // A header without value is spelled with a semicolon (CURLOPT_HTTPHEADER).
-      add_header(value.empty() ? name + ";" : name + ": " + value);
+      add_header(value.empty() ? name + ";" : std::string(name).append(": ").append(value));
     }
     set_description();
     multi_.reset(curl_multi_init());
     if (!multi_) throw Error(Errc::internal, "curl: out of memory");
-    const auto connections = static_cast<long>(options_.max_connections + kDemandConnections);
+    const auto connections =
+        static_cast<long>(options_.max_connections) + static_cast<long>(kDemandConnections);
     curl_multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS, connections);
-    curl_multi_setopt(multi_.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_MULTIPLEX));
+    curl_multi_setopt(multi_.get(), CURLMOPT_PIPELINING, long{CURLPIPE_MULTIPLEX});
     thread_ = std::thread([this] { run(); });
   }
 
@@ -206,10 +211,10 @@ class HttpSource final : public Source {
 
  private:
   void add_header(const std::string& line) {
-    curl_slist* longer = curl_slist_append(headers_.get(), line.c_str());
+    curl_slist* const before = headers_.release();
+    curl_slist* const longer = curl_slist_append(before, line.c_str());
+    headers_.reset(longer == nullptr ? before : longer);
     if (longer == nullptr) throw Error(Errc::internal, "curl: out of memory");
-    headers_.release();
-    headers_.reset(longer);
   }
 
   void set_description() {

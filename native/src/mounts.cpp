@@ -47,6 +47,7 @@ std::string mount_by_loop(const std::string& image_path, const std::string& targ
   if (!image) throw_errno(image_path);
   const UniqueFd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
   if (!control) throw_errno("/dev/loop-control");
+  const std::string failure = "mount " + image_path + " on " + target + " by ";
   for (int attempt = 0; attempt < kLoopAttempts; ++attempt) {
     const int number = ::ioctl(control.get(), LOOP_CTL_GET_FREE);
     if (number < 0) throw_errno("no free loop device");
@@ -62,8 +63,7 @@ std::string mount_by_loop(const std::string& image_path, const std::string& targ
       throw_errno(device);
     }
     std::ofstream("/sys/block/loop" + std::to_string(number) + "/queue/read_ahead_kb") << kLoopReadAheadKib;
-    if (!try_mount(device, target, ""))
-      throw_errno("mount " + image_path + " by " + device + " on " + target);
+    if (!try_mount(device, target, "")) throw_errno(failure + device);
     return "loop:" + device;
   }
   throw Error(Errc::internal, "no loop device could be had");

@@ -8,8 +8,8 @@ namespace {
 constexpr double kNewSampleWeight = 0.3;
 constexpr std::size_t kRememberedFirstBytes = 64;
 constexpr std::uint64_t kRequestsPerWindow = 6;
-constexpr std::uint64_t kMinRequestBytes = 64 * 1024;
-constexpr std::uint64_t kMaxRequestBytes = 2 * 1024 * 1024;
+constexpr std::uint64_t kMinRequestBytes = 64ULL * 1024;
+constexpr std::uint64_t kMaxRequestBytes = 2ULL * 1024 * 1024;
 
 }  // namespace
 

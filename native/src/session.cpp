@@ -349,7 +349,7 @@ std::span<std::byte> Session::Core::receive(Reader& reader, ssize_t& result) {
     reader.slot = journal->acquire();
     if (reader.slot == Journal::kNoSlot) journal_overflows_.fetch_add(1, memory_order_relaxed);
   }
-  if (reader.slot == Journal::kNoSlot) {
+  if (journal == nullptr || reader.slot == Journal::kNoSlot) {
     result = ::read(device_->fd(), buffer, kRequestBytes);
     return result <= 0 ? std::span<std::byte>() : std::span(buffer, static_cast<std::size_t>(result));
   }

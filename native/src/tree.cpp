@@ -47,7 +47,7 @@ void read_xattrs(const std::string& path, TreeNode& node) {
     if (!keeps_xattr(name)) continue;
     std::string value(65536, '\0');
     const ssize_t length = ::lgetxattr(path.c_str(), name.c_str(), value.data(), value.size());
-    if (length < 0) throw_errno(path + ": " + name);
+    if (length < 0) throw_errno(std::string(path).append(": ").append(name));
     value.resize(static_cast<std::size_t>(length));
     node.xattrs[name] = std::move(value);
   }
@@ -67,7 +67,7 @@ void scan_children(const std::string& path, TreeNode& node, HardLinks& links) {
     }
     const std::string name(entry->d_name);
     if (name == "." || name == "..") continue;
-    node.children[name] = scan(path + "/" + name, links);
+    node.children[name] = scan(std::string(path).append("/").append(name), links);
   }
 }
 

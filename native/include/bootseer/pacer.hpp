@@ -24,9 +24,9 @@ class Pacer {
   // Bytes of one request.
   std::uint64_t request_bytes() const noexcept;
 
-  static constexpr std::uint64_t kFirstWindowBytes = 1024 * 1024;
-  static constexpr std::uint64_t kMinWindowBytes = 512 * 1024;
-  static constexpr std::uint64_t kMaxWindowBytes = 16 * 1024 * 1024;
+  static constexpr std::uint64_t kFirstWindowBytes = 1024ULL * 1024;
+  static constexpr std::uint64_t kMinWindowBytes = 512ULL * 1024;
+  static constexpr std::uint64_t kMaxWindowBytes = 16ULL * 1024 * 1024;
   static constexpr std::int64_t kMinQueueNs = 30'000'000;
   static constexpr std::int64_t kSampleNs = 20'000'000;
 

@@ -11,7 +11,7 @@
 namespace bootseer {
 
 // Bytes between two wanted frames that are cheaper to receive and drop than to save by another request.
-inline constexpr std::uint64_t kMaxGapBytes = 32 * 1024;
+inline constexpr std::uint64_t kMaxGapBytes = 32ULL * 1024;
 
 // A range of the blob and the frames in it that are wanted, in blob order.
 struct RangePlan {
