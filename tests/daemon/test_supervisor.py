@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -600,3 +601,33 @@ def test_a_place_that_cannot_be(stopped_node: Node, option: str, value: str) -> 
     assert message.startswith("bootseerd: ")
     assert message.count("\n") == 1, message
     assert (stopped_node.root / "file").read_text() == "precious"
+
+
+def answers(node: Node) -> bool:
+    try:
+        return node.client.status().pid > 0
+    except errors.DaemonUnreachableError:
+        return False
+
+
+def test_a_configuration_file(stopped_node: Node, image: StoredImage) -> None:
+    file = stopped_node.root / "bootseer.toml"
+    file.write_text('sokcet = "/a"\nlog_level = "LOUD"\n')
+    status, message = run_daemon(stopped_node, "--config", str(file))
+    assert status == 78
+    assert "'sokcet'" in message and "LOUD" in message
+    assert message.count("\n") == 1, message
+    assert run_daemon(stopped_node, "--config", f"{file}.missing")[0] == 78
+    other = stopped_node.root / "elsewhere"
+    file.write_text(f'state_dir = "{other}"\nsocket = "/nowhere/at/all"\n')
+    command = [sys.executable, "-m", "bootseer.daemon.main", "--config", str(file)]
+    command += ["--socket", str(stopped_node.socket_path)]  # a flag wins
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            wait_until(lambda: answers(stopped_node), "the daemon answers")
+            status_record = stopped_node.client.status()
+            assert (status_record.pid, status_record.state_dir) == (daemon.pid, str(other))
+            assert status_record.run_dir == str(stopped_node.run_dir)
+        finally:
+            daemon.terminate()
+    assert daemon.returncode == 0
