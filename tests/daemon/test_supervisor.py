@@ -341,6 +341,18 @@ def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:
     assert Path(node.mount(image.layout, target).image_path).read_bytes() == image.raw
 
 
+def test_the_workers_log_has_an_end_and_names_mounts(stopped_node: Node, image: StoredImage) -> None:
+    stopped_node.run_dir.mkdir()
+    log = stopped_node.run_dir / "worker.log"
+    log.write_bytes(b"x" * ((4 << 20) + 1))
+    stopped_node.start()
+    assert log.with_name("worker.log.1").stat().st_size == (4 << 20) + 1
+    mount = stopped_node.mount(image.layout, prefetch=True)
+    (stopped_node.run_dir / "mounts" / mount.id / "plan.json").write_text("{")
+    kill_worker(stopped_node, mount.id)
+    assert f" WARNING {mount.id}[" in log.read_text()
+
+
 def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
     for pid in node.workers():
         kill(pid)
