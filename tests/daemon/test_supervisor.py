@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -517,6 +518,26 @@ def test_what_a_mount_knows_is_for_its_owner_only(node: Node, image: StoredImage
     mount = node.mount(image.layout)  # the headers of an origin may be secret
     kill_worker(node, mount.id)
     assert (node.run_dir / "mounts" / mount.id / "spec.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_generated_content_of_a_worker_ends_with_it(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    path = Path(mount.fuse_mountpoint) / ".bootseer" / "stats.json"
+    old = os.open(path, os.O_RDONLY)
+    assert os.pread(old, 1, 0) == b"{"
+    kill_worker(node, mount.id)
+    new = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError) as caught:  # not the content of the other
+            os.pread(old, 1, 0)
+        assert caught.value.errno == errno.ESTALE
+    finally:
+        os.close(old)
+    try:
+        time.sleep(0.05)  # a release is sent and not waited for
+        assert os.pread(new, 1, 0) == b"{"
+    finally:
+        os.close(new)
 
 
 def test_a_successor_goes_on_with_the_prefetch(node: Node, image: StoredImage) -> None:
