@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -340,6 +342,18 @@ def test_a_worker_that_cannot_start(node: Node, image: StoredImage) -> None:
     assert Path(node.mount(image.layout, target).image_path).read_bytes() == image.raw
 
 
+def test_the_workers_log_has_an_end_and_names_mounts(stopped_node: Node, image: StoredImage) -> None:
+    stopped_node.run_dir.mkdir()
+    log = stopped_node.run_dir / "worker.log"
+    log.write_bytes(b"x" * ((4 << 20) + 1))
+    stopped_node.start()
+    assert log.with_name("worker.log.1").stat().st_size == (4 << 20) + 1
+    mount = stopped_node.mount(image.layout, prefetch=True)
+    (stopped_node.run_dir / "mounts" / mount.id / "plan.json").write_text("{")
+    kill_worker(stopped_node, mount.id)
+    assert f" WARNING {mount.id}[" in log.read_text()
+
+
 def test_no_spare_worker_is_needed(node: Node, image: StoredImage) -> None:
     for pid in node.workers():
         kill(pid)
@@ -506,6 +520,26 @@ def test_what_a_mount_knows_is_for_its_owner_only(node: Node, image: StoredImage
     assert (node.run_dir / "mounts" / mount.id / "spec.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_generated_content_of_a_worker_ends_with_it(node: Node, image: StoredImage) -> None:
+    mount = node.mount(image.layout)
+    path = Path(mount.fuse_mountpoint) / ".bootseer" / "stats.json"
+    old = os.open(path, os.O_RDONLY)
+    assert os.pread(old, 1, 0) == b"{"
+    kill_worker(node, mount.id)
+    new = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError) as caught:  # not the content of the other
+            os.pread(old, 1, 0)
+        assert caught.value.errno == errno.ESTALE
+    finally:
+        os.close(old)
+    try:
+        time.sleep(0.05)  # a release is sent and not waited for
+        assert os.pread(new, 1, 0) == b"{"
+    finally:
+        os.close(new)
+
+
 def test_a_successor_goes_on_with_the_prefetch(node: Node, image: StoredImage) -> None:
     mount = node.mount(image.layout, record=True)
     assert Path(mount.image_path).read_bytes() == image.raw
@@ -600,3 +634,33 @@ def test_a_place_that_cannot_be(stopped_node: Node, option: str, value: str) -> 
     assert message.startswith("bootseerd: ")
     assert message.count("\n") == 1, message
     assert (stopped_node.root / "file").read_text() == "precious"
+
+
+def answers(node: Node) -> bool:
+    try:
+        return node.client.status().pid > 0
+    except errors.DaemonUnreachableError:
+        return False
+
+
+def test_a_configuration_file(stopped_node: Node, image: StoredImage) -> None:
+    file = stopped_node.root / "bootseer.toml"
+    file.write_text('sokcet = "/a"\nlog_level = "LOUD"\n')
+    status, message = run_daemon(stopped_node, "--config", str(file))
+    assert status == 78
+    assert "'sokcet'" in message and "LOUD" in message
+    assert message.count("\n") == 1, message
+    assert run_daemon(stopped_node, "--config", f"{file}.missing")[0] == 78
+    other = stopped_node.root / "elsewhere"
+    file.write_text(f'state_dir = "{other}"\nsocket = "/nowhere/at/all"\n')
+    command = [sys.executable, "-m", "bootseer.daemon.main", "--config", str(file)]
+    command += ["--socket", str(stopped_node.socket_path)]  # a flag wins
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            wait_until(lambda: answers(stopped_node), "the daemon answers")
+            status_record = stopped_node.client.status()
+            assert (status_record.pid, status_record.state_dir) == (daemon.pid, str(other))
+            assert status_record.run_dir == str(stopped_node.run_dir)
+        finally:
+            daemon.terminate()
+    assert daemon.returncode == 0

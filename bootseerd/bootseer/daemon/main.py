@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from bootseer.core import errors, paths
+from bootseer.core import config, errors
 from bootseer.daemon.api import Api
 from bootseer.daemon.http import serve_connection
 from bootseer.daemon.supervisor import Supervisor
@@ -96,25 +96,42 @@ def _lock(run_dir: Path) -> int:
     return fd
 
 
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bootseerd",
+        description=__doc__,
+        epilog="A flag overrides its environment variable (BOOTSEER_SOCKET, BOOTSEER_RUN_DIR, BOOTSEER_STATE_DIR, "
+        "BOOTSEER_LOG_LEVEL), which overrides the configuration file. Exit codes: 0 stopped by a signal, "
+        "1 failure, 2 usage, 77 permission, 78 configuration. Mounts outlive the daemon; the next one adopts them.",
+    )
+    default = config.Config()
+    parser.add_argument("--socket", help=f"API socket (default: {default.socket})")
+    parser.add_argument("--run-dir", help="mounts and their workers (default: beside the socket)")
+    parser.add_argument("--state-dir", help=f"cache, images, traces (default: {default.state_dir})")
+    parser.add_argument("--log-level", help=f"DEBUG, INFO, WARNING or ERROR (default: {default.log_level})")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help=f"TOML file (default: ${config.FILE_VARIABLE}, else {config.SYSTEM_PATH} if it exists)",
+    )
+    parser.add_argument("--version", action="version", version=f"bootseerd {version('bootseer')}")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="bootseerd", description=__doc__)
-    parser.add_argument("--socket", type=Path, default=paths.socket_path(), help="API socket (%(default)s)")
-    parser.add_argument(
-        "--run-dir", type=Path, default=None, help="run directory (default: beside the socket)"
-    )
-    parser.add_argument(
-        "--state-dir", type=Path, default=paths.state_dir(), help="cache, traces (%(default)s)"
-    )
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
-    parser.add_argument("--version", action="version", version=f"bootseerd {version('bootseer')}")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    socket_path = arguments.socket.absolute()
-    run_dir = (arguments.run_dir or socket_path.parent).absolute()
+    arguments = vars(_parse_arguments())
+    socket_path = Path()
     try:
+        settings = config.load(arguments.pop("config"), flags=arguments)
+        logging.basicConfig(
+            level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        socket_path = Path(settings.socket).absolute()
+        run_dir = Path(settings.run_dir or socket_path.parent).absolute()
+        state_dir = Path(settings.state_dir).absolute()
         _lock(run_dir)
-        supervisor = Supervisor(run_dir, arguments.state_dir.absolute(), version("bootseer"))
+        supervisor = Supervisor(run_dir, state_dir, version("bootseer"))
         trio.run(serve, supervisor, _listen(socket_path))
     except errors.BootseerError as error:
         print(f"bootseerd: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

@@ -18,6 +18,7 @@ _MAX_MESSAGE_BYTES = 1 << 20
 _START_TIMEOUT_S = 20.0
 _CALL_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 1.0
+_MAX_LOG_BYTES = 4 << 20
 SOCKET_NAME = "worker.sock"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7)
 
@@ -32,6 +33,7 @@ class Spare:
     def __init__(self, log_path: Path) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            _rotate(log_path)
             with theirs, log_path.open("ab") as log:
                 # A session of its own: a signal to the daemon's process group must not end a mount.
                 self.process = subprocess.Popen(
@@ -86,6 +88,12 @@ class Spare:
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a system call; it dies when that ends
             self.process.wait(_KILL_TIMEOUT_S)
+
+
+def _rotate(path: Path) -> None:
+    """The run directory is often in memory, so a log in it has an end; workers go on in the file that they opened."""
+    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
 
 
 def owner_pid(directory: Path) -> int:

@@ -207,13 +207,20 @@ def receive_work(channel: socket.socket) -> tuple[Path, int | None] | None:
     return Path(wire.decode(data, wire.WorkerStart).directory), fds[0] if fds else None
 
 
+def _log_as(name: str) -> None:
+    """The workers of a node share a log: each line says whose it is."""
+    line = f"%(asctime)s %(levelname)s {name}[%(process)d] %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, force=True)
+
+
 def main() -> None:
     """Entry point."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _log_as("spare")
     with socket.socket(fileno=0) as channel:
         work = receive_work(channel)
         if work is None:
             return
+        _log_as(work[0].name)
         try:
             worker = Worker(*work)
         except Exception as error:
