@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 apt_packages=(
-  clang clang-format clang-tidy cmake curl crun debian-archive-keyring erofs-utils fuse3 g++ git iproute2
+  clang clang-format clang-tidy cmake curl crun debian-archive-keyring docker-registry erofs-utils fuse3 g++ git iproute2
   libarchive-dev libclang-rt-14-dev libcurl4-openssl-dev libfuse3-dev libgtest-dev libssl-dev libxxhash-dev libzstd-dev make
   mmdebstrap ninja-build pkg-config procps python3-dev python3-venv runc util-linux xz-utils zstd
 )
