@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bootseer import native
+from bootseer.fusefs.blobs import open_blobs
 from bootseer.image import layout
-from bootseer.image.resolve import resolve
+from bootseer.image.resolve import ResolvedImage, resolve
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
@@ -62,6 +63,12 @@ def tagged(descriptor: Descriptor, tag: str) -> Descriptor:
     return {**descriptor, "annotations": {layout.REF_NAME: tag}}
 
 
+def blob_file(image: ResolvedImage) -> Path:
+    """The file that holds all chunks of an image in a local layout."""
+    (blob,) = image.blobs
+    return Path(blob.endpoints[0].url)
+
+
 def unpack(reference: str, scratch: Path) -> Path:
     """The EROFS image behind one of our references, decoded and verified chunk by chunk."""
     image = resolve(reference)
@@ -69,9 +76,9 @@ def unpack(reference: str, scratch: Path) -> Path:
     cache = native.Cache(str(scratch / "cache"))
     file = native.BlockFile(
         cache,
-        image.blob_digest.removeprefix("sha256:"),
+        image.cache_key,
         chunk_map,
-        native.open_source(image.blob_uri),
+        open_blobs(image.blobs),
         background_fill=False,
         record=False,
     )

@@ -26,6 +26,7 @@ from tests.image._layouts import (
     put_manifest,
     tagged,
 )
+from tests.image._oci import blob_file
 from tests.image._trees import differences, disk_of, look, make_tree, mounted, write
 
 from bootseer import native
@@ -65,9 +66,9 @@ def unpack(out: Path, converted: ConvertedImage, image: Path) -> native.ChunkMap
     """Rebuild the EROFS image from the blob as a start would, by the map alone; every digest is checked."""
     resolved = resolve(f"{out}@{converted.digest}")
     chunk_map = native.ChunkMap.parse(resolved.chunk_map)
-    blob = Path(resolved.blob_uri).read_bytes()
+    blob = blob_file(resolved).read_bytes()
     assert hashlib.sha256(blob).digest() == chunk_map.blob_sha256
-    assert len(blob) == chunk_map.blob_bytes == resolved.blob_bytes == converted.blob_bytes
+    assert len(blob) == chunk_map.blob_bytes == resolved.blobs[0].bytes == converted.blob_bytes
     with image.open("wb") as file:
         for index in range(chunk_map.chunk_count):
             raw_offset, raw_bytes, blob_offset, blob_bytes, sha256 = chunk_map.chunk(index)

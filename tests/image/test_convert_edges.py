@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.image._oci import LAYER_TYPE, OciLayout, snapshot, tagged, unpack
+from tests.image._oci import LAYER_TYPE, OciLayout, blob_file, snapshot, tagged, unpack
 from tests.image._trees import disk_of, fsck, make_tree, mounted
 from tests.image.test_layers import Layer
 from tests.native.origin import zstd
@@ -61,8 +61,8 @@ def test_the_numbers_are_those_of_the_files(tree: Path, tmp_path: Path) -> None:
     assert made.image_bytes == chunk_map.image_bytes == unpack(str(tmp_path / "out"), tmp_path).stat().st_size
     assert made.meta_bytes == chunk_map.meta_bytes
     assert made.chunks == chunk_map.chunk_count
-    assert made.blob_bytes == image.blob_bytes == Path(image.blob_uri).stat().st_size
-    assert image.blob_digest == "sha256:" + chunk_map.blob_sha256.hex()
+    assert made.blob_bytes == image.blobs[0].bytes == blob_file(image).stat().st_size
+    assert image.blobs[0].digest == "sha256:" + chunk_map.blob_sha256.hex()
 
 
 def test_options_change_the_chunks_and_not_the_image(tree: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import StoredImage
 from tests.image import _web
-from tests.image._oci import OciLayout, snapshot, tagged
+from tests.image._oci import OciLayout, blob_file, snapshot, tagged
 from tests.image._web import Web, served
 
 from bootseer import native
@@ -72,10 +72,10 @@ def test_a_directory(image: StoredImage) -> None:
     found = resolve(f"{image.layout}:latest")
     assert found.manifest_digest == digest_of(image.layout)
     assert native.ChunkMap.parse(found.chunk_map).image_bytes == len(image.raw)
-    assert found.blob_digest == f"sha256:{image.content.key}"
-    assert found.blob_bytes == len(image.content.blob)
-    assert Path(found.blob_uri).read_bytes() == image.content.blob
-    assert Path(found.blob_uri).is_absolute()
+    assert found.blobs[0].digest == f"sha256:{image.content.key}"
+    assert found.blobs[0].bytes == len(image.content.blob)
+    assert blob_file(found).read_bytes() == image.content.blob
+    assert blob_file(found).is_absolute()
     assert found.config == {"config": {"Cmd": ["/bin/true"]}}
 
 
@@ -83,7 +83,7 @@ def test_a_relative_directory(image: StoredImage, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(image.layout.parent)
     found = resolve(image.layout.name)
     monkeypatch.chdir("/")
-    assert Path(found.blob_uri).exists()
+    assert blob_file(found).exists()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_web_server_gives_what_its_directory_does(web: Web, image: StoredImage
     assert found.manifest_digest == local.manifest_digest
     assert found.chunk_map == local.chunk_map
     assert found.config == local.config
-    assert found.blob_uri == f"{web.url}/image/{layout.blob_path(local.blob_digest)}"
+    assert found.blobs[0].endpoints[0].url == f"{web.url}/image/{layout.blob_path(local.blobs[0].digest)}"
     assert all(request.startswith("/image/") for request in web.requests)
 
 

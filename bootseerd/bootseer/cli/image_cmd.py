@@ -262,6 +262,7 @@ def prefetch(
 ) -> None:
     """Fetch the hot chunks of an image into the node's cache, ahead of any mount or beside one."""
     from bootseer import native
+    from bootseer.fusefs.blobs import open_blobs
     from bootseer.image.traces import TraceStore
 
     client: Client = context.obj
@@ -277,9 +278,9 @@ def prefetch(
                 f"{target} has no trace yet", hint="`bootseer image run` records one, --all needs none"
             )
     cache = native.Cache(str(state_dir / "cache"))
-    source = native.open_source(image.blob_uri, headers=image.headers)
-    key = image.blob_digest.removeprefix("sha256:")
-    file = native.BlockFile(cache, key, chunk_map, source, record=False, background_fill=False)
+    file = native.BlockFile(
+        cache, image.cache_key, chunk_map, open_blobs(image.blobs), record=False, background_fill=False
+    )
     try:
         file.prefetch(plan)
         with progress_bar("fetching", sum(chunk_map.chunk(chunk)[3] for chunk, _ in plan)) as advance:
@@ -358,8 +359,9 @@ def inspect(context: typer.Context, target: Target, as_json: Json = False) -> No
     values: dict[str, Any] = {
         "digest": image.manifest_digest,
         **summarize(chunk_map),
-        "blob_digest": image.blob_digest,
-        "blob_uri": image.blob_uri,
+        "blobs": [
+            {"digest": blob.digest, "bytes": blob.bytes, "url": blob.endpoints[0].url} for blob in image.blobs
+        ],
         "annotations": image.annotations,
         "config": image.config,
     }

@@ -77,14 +77,35 @@ class ErrorBody(msgspec.Struct):
         return cls(code=error.code, message=error.message, hint=error.hint)
 
 
+class Endpoint(msgspec.Struct, kw_only=True):
+    """One place that has a blob: an http(s) URL, or the path of a local file.
+
+    ``headers`` are sent with each request and are no secret; with ``auth``, unless empty, the daemon is asked for
+    those that are secret and expire. ``ca_file`` (PEM) replaces the system's authorities.
+    """
+
+    url: str
+    headers: dict[str, str] = {}
+    auth: str = ""
+    ca_file: str = ""
+    skip_verify: bool = False
+
+
+class BlobSource(msgspec.Struct, kw_only=True):
+    """A blob and where it can be had, best place first."""
+
+    digest: str
+    bytes: int
+    endpoints: list[Endpoint]
+
+
 class WorkerSpec(msgspec.Struct, kw_only=True):
     """``spec.json`` in a mount's directory: all that a worker needs, resolved. Paths are absolute."""
 
     mount: Mount
     chunk_map_path: str
     plan_path: str
-    blob_uri: str
-    headers: dict[str, str]
+    blobs: list[BlobSource]
     cache_dir: str
     cache_key: str
     state_dir: str

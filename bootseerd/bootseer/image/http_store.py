@@ -23,6 +23,7 @@ from bootseer.core.errors import (
     TimeoutExpiredError,
     UsageError,
 )
+from bootseer.core.wire import Endpoint
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
@@ -51,8 +52,11 @@ class HttpStore:
         self._deadline = time.monotonic() + timeout_s
         self._kept: http.client.HTTPConnection | None = None  # of the base's host, for the next request
 
-    def uri(self, path: str) -> str:
+    def endpoints(self, path: str) -> list[Endpoint]:
         """See :class:`bootseer.image.layout.Store`."""
+        return [Endpoint(url=self._where(path))]
+
+    def _where(self, path: str) -> str:
         return f"{self._url}/{path}"
 
     def close(self) -> None:
@@ -71,7 +75,7 @@ class HttpStore:
                 pause_s = _FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
                 time.sleep(max(0.0, min(pause_s, self._deadline - time.monotonic())))
             try:
-                return self._follow(self.uri(path), where, max_bytes)
+                return self._follow(self._where(path), where, max_bytes)
             except _TransientError as error:
                 last = str(error)
             if time.monotonic() >= self._deadline:

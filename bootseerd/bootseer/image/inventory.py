@@ -42,7 +42,7 @@ def known_images(state_dir: Path) -> list[KnownImage]:
             reference=_read(directory / "reference"),
             image_bytes=chunk_map.image_bytes,
             blob_bytes=chunk_map.blob_bytes,
-            cached_bytes=_cached_bytes(state_dir / "cache", chunk_map.blob_sha256.hex()),
+            cached_bytes=_cached_bytes(state_dir / "cache", chunk_map.digest.hex()),
             chunks=chunk_map.chunk_count,
             recordings=len(traces.paths(digest)),
         )

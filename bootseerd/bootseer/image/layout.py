@@ -25,6 +25,7 @@ from bootseer.core.errors import (
     PermissionDeniedError,
     UsageError,
 )
+from bootseer.core.wire import Endpoint
 
 ARTIFACT_TYPE = "application/vnd.bootseer.image.v1"
 CHUNK_MAP_TYPE = "application/vnd.bootseer.chunkmap.v1"
@@ -57,8 +58,8 @@ class Store(Protocol):
     def get(self, path: str, max_bytes: int) -> bytes:
         """The content of a file; NotFoundError, IntegrityError (too large), BackendUnavailableError."""
 
-    def uri(self, path: str) -> str:
-        """What :func:`bootseer.native.open_source` opens."""
+    def endpoints(self, path: str) -> list[Endpoint]:
+        """Where a worker reads the file, best place first."""
 
     def close(self) -> None:
         """End connections that are kept open."""
@@ -86,9 +87,9 @@ class DirectoryStore:
             raise IntegrityError(f"{self.name}: {path} is larger than {max_bytes} bytes")
         return data
 
-    def uri(self, path: str) -> str:
+    def endpoints(self, path: str) -> list[Endpoint]:
         """See :class:`Store`."""
-        return str((self._root / path).absolute())
+        return [Endpoint(url=str((self._root / path).absolute()))]
 
     def close(self) -> None:
         """Nothing is kept."""

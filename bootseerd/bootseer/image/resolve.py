@@ -6,6 +6,7 @@ network at all.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 from bootseer import native
 from bootseer.core.errors import IntegrityError, NotFoundError
+from bootseer.core.wire import BlobSource
 from bootseer.image import layout
 from bootseer.image.http_store import HttpStore
 from bootseer.image.reference import Reference, parse
@@ -25,17 +27,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResolvedImage:
-    """``chunk_map`` is verified against the manifest; ``blob_uri`` holds the chunks."""
+    """``chunk_map`` is verified against the manifest; ``blobs`` hold the chunks, in the order of the map."""
 
     reference: str
     manifest_digest: str
     chunk_map: bytes
-    blob_uri: str
-    blob_digest: str
-    blob_bytes: int
+    blobs: list[BlobSource]
     config: dict[str, Any]
-    headers: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cache_key(self) -> str:
+        """Names the image in the cache: the digest of its chunk map, in hex."""
+        return hashlib.sha256(self.chunk_map).hexdigest()
 
 
 def resolve(reference: str, *, state_dir: Path | None = None, timeout_s: float = 30.0) -> ResolvedImage:
@@ -56,9 +60,13 @@ def resolve(reference: str, *, state_dir: Path | None = None, timeout_s: float =
         reference=reference,
         manifest_digest=found.digest,
         chunk_map=found.chunk_map,
-        blob_uri=store.uri(layout.blob_path(found.blob_digest)),
-        blob_digest=found.blob_digest,
-        blob_bytes=found.blob_bytes,
+        blobs=[
+            BlobSource(
+                digest=found.blob_digest,
+                bytes=found.blob_bytes,
+                endpoints=store.endpoints(layout.blob_path(found.blob_digest)),
+            )
+        ],
         config=layout.parse_json(found.config, f"the config of {found.digest}"),
         annotations=found.annotations,
     )
@@ -91,7 +99,6 @@ class _Metadata:
                 raise IntegrityError(f"the {what} of {digest} holds other bytes")
         parsed = native.ChunkMap.parse(chunk_map)
         blob_digest = _digest(blob_layer, "chunks")
-        # The cache files chunks under the blob's digest, so a map of another blob must not get in there.
         if blob_digest != f"sha256:{parsed.blob_sha256.hex()}" or blob_layer.get("size") != parsed.blob_bytes:
             raise IntegrityError(f"the chunk map of {digest} is that of another blob")
         return cls(manifest, config, chunk_map, digest, blob_digest, parsed.blob_bytes, annotations)

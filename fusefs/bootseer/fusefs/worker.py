@@ -25,6 +25,7 @@ import trio
 from bootseer import native
 from bootseer.core import wire
 from bootseer.core.errors import BootseerError, InternalError, UsageError
+from bootseer.fusefs.blobs import open_blobs
 from bootseer.fusefs.operations import Operations
 from bootseer.fusefs.tree import ROOT_INODE, Tree
 
@@ -51,7 +52,7 @@ class Worker:
         record = spec.record and not spec.ready
         # Half of a deadline: an origin that fell silent is asked again while the reader still waits.
         silence_s = min(_LONGEST_SILENCE_S, spec.deadline_s / 2)
-        source = native.open_source(spec.blob_uri, headers=spec.headers, connect_timeout_s=silence_s)
+        source = open_blobs(spec.blobs, connect_timeout_s=silence_s)
         self.file = native.BlockFile(
             self._cache,
             spec.cache_key,
