@@ -55,6 +55,27 @@ def test_flags_over_environment_over_file(file: Path) -> None:
     )
 
 
+def test_sections(file: Path) -> None:
+    file.write_text("[cache]\nmax_bytes = 5\nmin_free_bytes = 6\n[record]\nidle_s = 7\n")
+    environment = {"BOOTSEER_CACHE_MAX_BYTES": "8", "BOOTSEER_REGISTRY_CONFIG_PATH": "/certs"}
+    found = load(file, environment=environment)
+    assert (found.cache.max_bytes, found.cache.min_free_bytes) == (8, 6)
+    assert found.record == config.Record(idle_s=7.0)
+    assert found.registry.config_path == "/certs"
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "1.5"])
+def test_a_number_that_is_none(value: str) -> None:
+    with pytest.raises(ConfigError, match="BOOTSEER_CACHE_MAX_BYTES: "):
+        load(environment={"BOOTSEER_CACHE_MAX_BYTES": value})
+
+
+def test_a_number_in_the_file_is_no_text(file: Path) -> None:
+    file.write_text('cache.max_bytes = "5"')
+    with pytest.raises(ConfigError, match=r"cache\.max_bytes: Expected `int`"):
+        load(file, environment={})
+
+
 def test_which_file(file: Path, system_path: Path) -> None:
     system_path.parent.mkdir()
     system_path.write_text('state_dir = "/system"')
@@ -78,17 +99,23 @@ def test_a_file_that_was_named_must_exist(tmp_path: Path, by_variable: bool) -> 
 
 def test_all_mistakes_at_once(file: Path) -> None:
     file.write_text(
-        'socket = 5\nstate_dir = ""\nrun_dir = "a\\u0000b"\nsokcet = "/a"\n[cache]\nmax_bytes = 1\n'
+        'socket = 5\nstate_dir = ""\nrun_dir = "a\\u0000b"\nsokcet = "/a"\ncache = 1\n[record]\nidle_s = 0\nidle = 1\n'
     )
     with pytest.raises(ConfigError) as caught:
         load(file, flags={"run_dir": ""}, environment={"BOOTSEER_LOG_LEVEL": "LOUD"})
     message = caught.value.message
-    for where in [f"{file}, {key}:" for key in ("socket", "state_dir", "run_dir", "'sokcet'", "'cache'")]:
+    for where in [
+        f"{file}, {key}:"
+        for key in ("socket", "state_dir", "run_dir", "'sokcet'", "'cache'", "record.idle_s", "'record.idle'")
+    ]:
         assert where in message
     assert "BOOTSEER_LOG_LEVEL: Invalid enum value 'LOUD'" in message
     assert "--run-dir: Expected `str` of length >= 1" in message
     assert "\n" not in message
-    assert caught.value.hint == "settings are socket, run_dir, state_dir, log_level"
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(
+        "settings are socket, run_dir, state_dir, log_level, cache.max_bytes, "
+    )
     assert caught.value.exit_code == 78
 
 
