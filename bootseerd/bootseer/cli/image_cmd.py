@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,17 +25,14 @@ from bootseer.cli.output import (
     table,
 )
 from bootseer.cli.run_cmd import RUN_LABEL, explained
-from bootseer.core import paths, wire
+from bootseer.cli.targets import MOUNT_LABEL, Target, image_of, lookup, node_state_dir
+from bootseer.core import wire
 from bootseer.core.errors import (
     BackendUnavailableError,
-    DaemonUnreachableError,
     NotFoundError,
     UsageError,
 )
 from bootseer.core.mountinfo import mounted_on
-
-if TYPE_CHECKING:
-    from bootseer.image.resolve import ResolvedImage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,9 +40,6 @@ app = typer.Typer(
     help="Images: convert, start commands in them, look at traces.",
 )
 
-Target = Annotated[str, typer.Argument(help="An image reference; or a mount's id or directory.")]
-
-_MOUNT_LABEL = "mount:"  # what follows is the directory that the user named
 _RELEASE_S = 3.0  # how long the kernel may take to let go of a loop device
 _RELEASE_POLL_S = 0.05
 
@@ -114,7 +108,7 @@ def mount(
     if not target.is_dir():
         raise UsageError(f"{target} is not a directory")
     target = target.resolve()
-    label = f"{_MOUNT_LABEL}{target}"
+    label = f"{MOUNT_LABEL}{target}"
     if any(other.label == label for other in client.mounts()):
         raise UsageError(f"an image is mounted on {target} already", hint="`bootseer image umount` it first")
     made = client.mount(
@@ -152,7 +146,7 @@ def umount(
 ) -> None:
     """Undo ``image mount``."""
     client: Client = context.obj
-    found = _lookup(client, target)
+    found = lookup(client, target)
     if found is None:
         if not _is_image(Path(target).absolute(), None):
             raise NotFoundError(
@@ -160,8 +154,8 @@ def umount(
             )
         _unmount_erofs(Path(target).absolute(), lazy=lazy)  # its daemon has lost it
     else:
-        directory = Path(found.label.removeprefix(_MOUNT_LABEL))
-        if found.label.startswith(_MOUNT_LABEL) and _is_image(directory, found):
+        directory = Path(found.label.removeprefix(MOUNT_LABEL))
+        if found.label.startswith(MOUNT_LABEL) and _is_image(directory, found):
             _unmount_erofs(directory, lazy=lazy)
         _unmount_fuse(client, found, lazy=lazy)
     if as_json:
@@ -213,8 +207,8 @@ def trace(
     from bootseer.image.traces import TraceStore
 
     client: Client = context.obj
-    state_dir = _state_dir(client)
-    image = _image(client, target, state_dir)
+    state_dir = node_state_dir(client)
+    image = image_of(client, target, state_dir)
     recordings = TraceStore(state_dir).recordings(image.manifest_digest)
     if not recordings:
         raise NotFoundError(f"{target} has no trace yet", hint="`bootseer image run` records one")
@@ -266,8 +260,8 @@ def prefetch(
     from bootseer.image.traces import TraceStore
 
     client: Client = context.obj
-    state_dir = _state_dir(client)
-    image = _image(client, target, state_dir)
+    state_dir = node_state_dir(client)
+    image = image_of(client, target, state_dir)
     chunk_map = native.ChunkMap.parse(image.chunk_map)
     if everything:
         plan = [(chunk, 0) for chunk in range(chunk_map.chunk_count)]
@@ -305,7 +299,7 @@ def list_images(context: typer.Context, as_json: Json = False) -> None:
 
     client: Client = context.obj
     mounts = client.mounts()
-    images = known_images(_state_dir(client))
+    images = known_images(node_state_dir(client))
     if as_json:
         emit_json({"images": [asdict(image) for image in images], "mounts": mounts})
         return
@@ -331,8 +325,8 @@ def list_images(context: typer.Context, as_json: Json = False) -> None:
 
 
 def _where(found: wire.Mount) -> str:
-    if found.label.startswith(_MOUNT_LABEL):
-        return found.label.removeprefix(_MOUNT_LABEL)
+    if found.label.startswith(MOUNT_LABEL):
+        return found.label.removeprefix(MOUNT_LABEL)
     if found.label.startswith(RUN_LABEL):
         return f"image run, pid {found.label.split(':')[1]}"
     return found.fuse_mountpoint
@@ -342,7 +336,7 @@ def _where(found: wire.Mount) -> str:
 def inspect(context: typer.Context, target: Target, as_json: Json = False) -> None:
     """An image's manifest, sizes and chunks; or the statistics of a mount."""
     client: Client = context.obj
-    if (found := _lookup(client, target, needed=False)) is not None:
+    if (found := lookup(client, target, needed=False)) is not None:
         statistics = client.statistics(found.id)
         if as_json:
             emit_json({"mount": found, "statistics": statistics})
@@ -353,8 +347,8 @@ def inspect(context: typer.Context, target: Target, as_json: Json = False) -> No
     from bootseer import native
     from bootseer.image.inventory import summarize
 
-    state_dir = _state_dir(client, needed=False)
-    image = _image(client, target, state_dir)
+    state_dir = node_state_dir(client, needed=False)
+    image = image_of(client, target, state_dir)
     chunk_map = native.ChunkMap.parse(image.chunk_map)
     values: dict[str, Any] = {
         "digest": image.manifest_digest,
@@ -369,41 +363,3 @@ def inspect(context: typer.Context, target: Target, as_json: Json = False) -> No
         emit_json(values)
         return
     fields((name, size(value) if name.endswith("_bytes") else value) for name, value in values.items())
-
-
-def _state_dir(client: Client, *, needed: bool = True) -> Path:
-    """The daemon's; without a daemon, where ``needed`` is false, the usual one."""
-    try:
-        return Path(client.status().state_dir)
-    except DaemonUnreachableError:
-        if needed:
-            raise
-        return paths.state_dir()
-
-
-def _image(client: Client, target: str, state_dir: Path) -> ResolvedImage:
-    """An image by reference, or that of a mount: then exactly the one that is mounted."""
-    from bootseer.image.reference import Reference as ImageReference
-    from bootseer.image.reference import parse
-    from bootseer.image.resolve import resolve
-
-    found = _lookup(client, target, needed=False)
-    if found is None:
-        return resolve(absolute(target), state_dir=state_dir if state_dir.is_dir() else None)
-    pinned = ImageReference(parse(found.image).location, digest=found.digest)
-    return resolve(str(pinned), state_dir=state_dir)
-
-
-def _lookup(client: Client, target: str, *, needed: bool = True) -> wire.Mount | None:
-    """The mount that a user means by an id or a directory, the newest first."""
-    try:
-        mounts = client.mounts()
-    except DaemonUnreachableError:
-        if needed:
-            raise
-        return None
-    places = {str(Path(target).absolute()), str(Path(target).resolve())}
-    for found in reversed(mounts):
-        if target == found.id or places & {found.label.removeprefix(_MOUNT_LABEL), found.fuse_mountpoint}:
-            return found
-    return None
